@@ -1,0 +1,1 @@
+"""Bearings: agents that keep their bearings, served over HTTP from Postgres alone."""

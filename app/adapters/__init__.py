@@ -1,0 +1,1 @@
+"""The world: one family a folder, families blind to one another."""

@@ -1,0 +1,1 @@
+"""Language models behind the `ChatModel` port, and wrappers of that port."""

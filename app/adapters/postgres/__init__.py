@@ -1,0 +1,1 @@
+"""Postgres behind the store ports: rows never leave this room."""

@@ -1,0 +1,75 @@
+"""Idempotency keys: the first request's answer is kept in the same transaction as its work."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.adapters.postgres.database import Database, prepared
+from app.core.errors import KeyInFlight, KeyReused, Unavailable
+from app.ports.stores import Made, Once
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+_TAKE = """
+INSERT INTO idempotency_keys (tenant_id, scope, key, fingerprint)
+VALUES (:tenant, :scope, :key, :fingerprint)
+ON CONFLICT DO NOTHING RETURNING 1
+"""
+_KEEP = """
+UPDATE idempotency_keys SET answer = CAST(:answer AS json)
+WHERE tenant_id = :tenant AND scope = :scope AND key = :key
+"""
+_FIND = """
+SELECT fingerprint, answer::text AS answer FROM idempotency_keys
+WHERE tenant_id = :tenant AND scope = :scope AND key = :key
+"""
+_FORGET = """
+DELETE FROM idempotency_keys WHERE created_at < clock_timestamp() - interval '48 hours'
+"""
+
+
+async def happen_once(
+    database: Database,
+    tenant: str,
+    given: Once | None,
+    kind: type[Answer],
+    work: Callable[[AsyncConnection], Awaitable[Answer]],
+) -> Made[Answer]:
+    """Do the work in a transaction, or give the answer of the request that did it.
+
+    A second request with the key waits for the first one's transaction, at most two seconds.
+
+    Raises:
+        KeyReused: The key was used with another request.
+        KeyInFlight: The first request has not ended in time.
+    """
+    async with database.begin() as connection:
+        if given is None:
+            return Made(await work(connection))
+        names = {"tenant": tenant, "scope": given.scope, "key": given.key}
+        try:
+            await connection.execute(prepared("SET LOCAL lock_timeout = '2s'"))
+            mine = await connection.execute(
+                prepared(_TAKE), {**names, "fingerprint": given.fingerprint}
+            )
+        except Exception as error:
+            if getattr(getattr(error, "orig", None), "sqlstate", "") == "55P03":
+                raise KeyInFlight from error
+            raise
+        if mine.first() is not None:
+            answer = await work(connection)
+            await connection.execute(prepared(_KEEP), {**names, "answer": answer.model_dump_json()})
+            return Made(answer)
+        kept = (await connection.execute(prepared(_FIND), names)).first()
+    if kept is None or kept.answer is None:
+        raise Unavailable("The first request with this Idempotency-Key failed; send it again.")
+    if bytes(kept.fingerprint) != given.fingerprint:
+        raise KeyReused
+    return Made(kind.model_validate_json(kept.answer), replayed=True)
+
+
+async def forget_old_keys(database: Database) -> None:
+    """Drop keys older than two days; they are promised for one."""
+    await database.run(_FORGET, {})

@@ -1,0 +1,300 @@
+"""The only place that knows which adapter fills which port."""
+
+import asyncio
+import ipaddress
+import logging
+import random
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import cast
+from urllib.parse import urlsplit
+
+import httpx
+import structlog
+from httpx_aiohttp import HttpxAiohttpClient
+
+from app.adapters.models.fallback import FallbackModel
+from app.adapters.models.openai import OpenAIModel
+from app.adapters.models.retrying import RetryingModel
+from app.adapters.models.scripted import ScriptedModel
+from app.adapters.postgres.agents import PostgresAgents
+from app.adapters.postgres.database import Database
+from app.adapters.postgres.embedded import EmbeddedPostgres
+from app.adapters.postgres.event_log import PostgresEventLog
+from app.adapters.postgres.leases import PostgresLeases
+from app.adapters.postgres.listen import PostgresSignals
+from app.adapters.postgres.migrating import migrate
+from app.adapters.postgres.once import forget_old_keys
+from app.adapters.postgres.replies import PostgresReplies
+from app.adapters.postgres.sessions import PostgresSessions
+from app.adapters.tools.tasks import task_tools
+from app.config import Settings
+from app.core.records import Agent
+from app.core.specs import AgentSpec, ModelSpec, resolve_context
+from app.engine.equipment import Equipment
+from app.engine.event_log import Logs
+from app.engine.ids import new_id, utc_now
+from app.engine.replies import Replies
+from app.engine.wakeups import Wakeups
+from app.engine.worker import Worker
+from app.http.dependencies import Engine
+from app.ports.models import ChatModel
+from app.ports.tools import Tool
+
+log = structlog.get_logger()
+
+OPENAI_URL = "https://api.openai.com/v1"
+NOT_PUBLIC = "not a public address; the operator allows others with BEARINGS_EGRESS_ALLOW"
+FORGET_EVERY = timedelta(hours=1)
+
+
+@asynccontextmanager
+async def database(settings: Settings) -> AsyncGenerator[Database, None]:
+    """Reach the database: the operator's, or one of our own.
+
+    Yields:
+        The database, not migrated yet.
+    """
+    embedded = None if settings.database_url else EmbeddedPostgres(settings.data_dir)
+    url = settings.database_url or (await embedded.start() if embedded else "")
+    reached = Database(url, pool_size=settings.database_pool)
+    try:
+        yield reached
+    finally:
+        await reached.close()
+        if embedded is not None:
+            await embedded.stop()
+
+
+@asynccontextmanager
+async def engine(settings: Settings) -> AsyncGenerator[Engine, None]:
+    """Put everything together, run it, and take it apart again.
+
+    On the way out no session is taken any more, those held are given back behind their next step, and
+    whoever else is there goes on with them at once.
+
+    Yields:
+        What the routes speak to.
+    """
+    async with database(settings) as reached, _model_client() as client:
+        await migrate(reached)
+        event_log = PostgresEventLog(reached)
+        wakeups = Wakeups(event_log)
+        signals = PostgresSignals(reached, name=new_id("node"), on_signal=wakeups.heard)
+        wakeups.join(signals)
+        logs = Logs(event_log, wakeups)
+        store = PostgresReplies(reached)
+        workshop = Workshop(settings, client)
+        worker = Worker(
+            PostgresLeases(reached),
+            wakeups,
+            workshop.equip,
+            clock=utc_now,
+            new_id=new_id,
+            lease_ttl=settings.lease_time,
+            capacity=settings.capacity,
+        )
+        state = _State(reached)
+        parts = Engine(
+            agents=PostgresAgents(reached),
+            sessions=PostgresSessions(reached),
+            reply_store=store,
+            replies=Replies(store, logs, wakeups, clock=utc_now, new_id=new_id),
+            logs=logs,
+            wakeups=wakeups,
+            tools={
+                name: [tool.schema for tool in group] for name, group in workshop.groups.items()
+            },
+            check=workshop.check,
+            is_ready=state.is_ready,
+            new_id=new_id,
+        )
+        chores = [
+            asyncio.create_task(wakeups.poll()),
+            asyncio.create_task(_forget(reached)),
+        ]
+        await signals.start()
+        await worker.start()
+        try:
+            yield parts
+        finally:
+            state.ending = True
+            await worker.stop(settings.grace)
+            await signals.stop()
+            for chore in chores:
+                chore.cancel()
+            await asyncio.gather(*chores, return_exceptions=True)
+
+
+@dataclass
+class _State:
+    """Whether this process serves."""
+
+    database: Database
+    ending: bool = False
+
+    async def is_ready(self) -> bool:
+        return not self.ending and await self.database.is_reachable()
+
+
+class Workshop:
+    """Puts an agent's model and tools together, and says what of a definition is not there."""
+
+    def __init__(self, settings: Settings, client: httpx.AsyncClient) -> None:
+        self._settings, self._client = settings, client
+        self.groups: dict[str, list[Tool]] = {"tasks": list(task_tools())}
+        self._ready: dict[tuple[str, int], Equipment] = {}
+
+    def equip(self, agent: Agent) -> Equipment:
+        """Return what an agent works with; the same for every reply of a version."""
+        known = self._ready.get((agent.id, agent.version))
+        if known is None:
+            known = self._ready[agent.id, agent.version] = self._equip(agent)
+            if len(self._ready) > 1000:  # noqa: PLR2004 - enough for a busy process
+                self._ready.pop(next(iter(self._ready)))
+        return known
+
+    def _equip(self, agent: Agent) -> Equipment:
+        tools = [tool for group in agent.tools.builtin for tool in self.groups.get(group, [])]
+        model = self._retried(agent.model, agent.model_retries)
+        if agent.fallback_model is not None:
+            model = FallbackModel(model, self._retried(agent.fallback_model, agent.model_retries))
+        return Equipment(
+            name=agent.name,
+            system_prompt=agent.system_prompt,
+            model=model,
+            tools={tool.schema.name: tool for tool in tools},
+            injection=agent.injection,
+            context=resolve_context(agent.context, agent.injection),
+            max_iters=agent.react.max_iters,
+        )
+
+    async def check(self, spec: AgentSpec) -> list[tuple[str, str]]:
+        """Say what this installation cannot run, by JSON pointer."""
+        problems = [
+            (
+                f"/tools/builtin/{at}",
+                f"no such group of tools; there are: {', '.join(sorted(self.groups))}",
+            )
+            for at, name in enumerate(spec.tools.builtin)
+            if name not in self.groups
+        ]
+        for field in ("model", "fallback_model"):
+            model = cast("ModelSpec | None", getattr(spec, field))
+            if model is None:
+                continue
+            if model.provider not in _PROVIDERS:
+                known = ", ".join(sorted(_PROVIDERS))
+                problems.append((f"/{field}/provider", f"no such provider; there are: {known}"))
+            if model.base_url is not None and not await self._may_reach(model.base_url):
+                problems.append((f"/{field}/base_url", NOT_PUBLIC))
+        return problems
+
+    def _retried(self, spec: ModelSpec | None, retries: int) -> ChatModel:
+        model = _PROVIDERS[spec.provider if spec else self._default.provider](self, spec)
+        if not retries:
+            return model
+        return RetryingModel(model, retries=retries, random=_random, sleep=asyncio.sleep)
+
+    @property
+    def _default(self) -> ModelSpec:
+        provider, _, name = self._settings.model.partition(":")
+        return ModelSpec(provider=provider, name=name)
+
+    def scripted(self, spec: ModelSpec | None) -> ChatModel:
+        """Return the model that is none."""
+        return ScriptedModel((spec or self._default).name)
+
+    def openai(self, spec: ModelSpec | None) -> ChatModel:
+        """Return a model behind the chat-completions protocol.
+
+        The operator's key goes to the operator's address alone: an address in a definition is its
+        author's.
+        """
+        settings = self._settings
+        own = settings.model_base_url or OPENAI_URL
+        base_url = spec.base_url if spec and spec.base_url else own
+        key = settings.model_api_key if base_url == own else None
+        return OpenAIModel(
+            spec or self._default,
+            client=self._client,
+            base_url=base_url,
+            api_key=key.get_secret_value() if key else None,
+        )
+
+    async def _may_reach(self, url: str) -> bool:
+        """Tell whether an address from a definition leads to public places, or where it may."""
+        if url == self._settings.model_base_url:
+            return True
+        parts = urlsplit(url)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                parts.hostname or "", parts.port or 443, type=socket.SOCK_STREAM
+            )
+        except (OSError, UnicodeError, ValueError):
+            return False
+        addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+        allowed = self._settings.egress_allow
+        return all(
+            address.is_global or any(address in network for network in allowed)
+            for address in addresses
+        )
+
+
+_PROVIDERS: dict[str, Callable[[Workshop, ModelSpec | None], ChatModel]] = {
+    "scripted": Workshop.scripted,
+    "openai": Workshop.openai,
+}
+
+
+@asynccontextmanager
+async def _model_client() -> AsyncGenerator[httpx.AsyncClient, None]:
+    """Make the one HTTP client of the process: a new one costs 50 ms and a TLS context.
+
+    Yields:
+        The client; aiohttp carries it, which costs a third of httpx's own transport a token.
+    """
+    async with HttpxAiohttpClient(
+        timeout=httpx.Timeout(connect=10, read=120, write=30, pool=30),
+        limits=httpx.Limits(max_connections=1000, max_keepalive_connections=100),
+        follow_redirects=False,
+    ) as client:
+        yield client
+
+
+_random = random.SystemRandom().random
+
+
+async def _forget(reached: Database) -> None:
+    while True:
+        await asyncio.sleep(FORGET_EVERY.total_seconds() * (0.5 + _random()))
+        try:
+            await forget_old_keys(reached)
+        except Exception as error:  # noqa: BLE001 - tried again in an hour
+            log.warning("old keys not forgotten", error=str(error))
+
+
+def configure_logging(settings: Settings) -> None:
+    """Write logs as text for people or as JSON for machines."""
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    renderer = (
+        structlog.processors.JSONRenderer()
+        if settings.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks
+            if settings.log_format == "json"
+            else structlog.processors.StackInfoRenderer(),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=False,
+    )

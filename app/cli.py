@@ -1,0 +1,89 @@
+"""The `bearings` command."""
+
+import asyncio
+import socket
+from typing import Annotated
+
+import typer
+import uvicorn
+from pydantic import ValidationError
+
+from app import bootstrap
+from app.adapters.postgres.migrating import migrate as run_migrations
+from app.config import Settings
+from app.main import create_app
+
+app = typer.Typer(no_args_is_help=True, help="Agents that keep their bearings.")
+
+TOUR = """
+Bearings is at {url}   (API: {url}/docs)
+
+Try it, in another terminal:
+
+  B={url} J='Content-Type: application/json'
+  AGENT=$(curl -s $B/v1/agents -H "$J" -d '{{"name": "Friday"}}' | {get_id})
+  SESSION=$(curl -s $B/v1/sessions -H "$J" -d "{{\\"agent_id\\": \\"$AGENT\\"}}" | {get_id})
+  curl -N $B/v1/sessions/$SESSION/messages -H "$J" -H 'Accept: text/event-stream' \\
+       -d '{{"content": "plan a birthday party"}}'
+"""
+GET_ID = "python3 -c 'import json,sys; print(json.load(sys.stdin)[\"id\"])'"
+
+
+def _settings() -> Settings:
+    try:
+        return Settings()
+    except ValidationError as error:
+        for each in error.errors():
+            name = "_".join(str(part) for part in each["loc"]).upper()
+            typer.echo(f"BEARINGS_{name}: {each['msg']}" if name else each["msg"], err=True)
+        raise typer.Exit(2) from error
+
+
+class _Server(uvicorn.Server):
+    """Says where it is once it listens."""
+
+    def __init__(self, config: uvicorn.Config, *, tour: bool) -> None:
+        super().__init__(config)
+        self._tour = tour
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self.servers:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            typer.echo(
+                TOUR.format(url=url, get_id=GET_ID) if self._tour else f"Bearings is at {url}"
+            )
+
+
+@app.command()
+def serve(*, tour: Annotated[bool, typer.Option(help="Print a few lines to try.")] = True) -> None:
+    """Serve HTTP until told to stop."""
+    settings = _settings()
+    config = uvicorn.Config(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.drain_grace) + 2,
+        timeout_keep_alive=75,
+    )
+    _Server(config, tour=tour).run()
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database's tables to this release's."""
+
+    async def run() -> None:
+        async with bootstrap.database(_settings()) as reached:
+            await run_migrations(reached)
+
+    asyncio.run(run())
+    typer.echo("The database is up to date.")
+
+
+if __name__ == "__main__":
+    app()

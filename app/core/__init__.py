@@ -1,0 +1,1 @@
+"""The agent itself: pure data and pure rules, without any I/O."""

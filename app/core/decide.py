@@ -1,0 +1,51 @@
+"""What comes next: a step, chosen from where the session stands and from nothing else."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from app.core.apply import Standing
+from app.core.messages import FinishedReason, ToolCallBlock
+
+
+@dataclass(frozen=True)
+class CallModel:
+    """Ask the model; `last` forbids it to call tools, because the rounds are used up."""
+
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class RunTools:
+    """Run these calls and record a result for each."""
+
+    calls: list[ToolCallBlock]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """End the reply."""
+
+    reason: FinishedReason
+
+
+Step: TypeAlias = CallModel | RunTools | Finish
+
+
+def decide(standing: Standing, *, max_iters: int) -> Step:
+    """Choose the next step of the reply that is being written.
+
+    The same standing always gives the same step, so a reply that died is resumed by asking again.
+
+    Args:
+        standing: Where the session stands, between two steps.
+        max_iters: Rounds of reasoning and acting in one reply, at least 1. One more model call
+            follows them, which may not use tools and is asked to sum up.
+    """
+    state = standing.state
+    if calls := state.get_unfinished_tool_calls(standing.agent_name):
+        return RunTools(calls)
+    if standing.answered:
+        return Finish("completed" if state.cur_iter <= max_iters else "exceed_max_iters")
+    if state.cur_iter > max_iters:
+        return Finish("exceed_max_iters")
+    return CallModel(last=state.cur_iter == max_iters)

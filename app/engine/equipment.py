@@ -1,0 +1,68 @@
+"""What an agent works with while it writes a reply."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from app.core.messages import Msg
+from app.core.specs import ContextConfig, InjectionConfig
+from app.core.tokens import count_message, count_text, count_tools
+from app.core.values import JsonObject
+from app.ports.models import ChatModel, ToolSchema
+from app.ports.tools import Tool
+
+TOOL_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """An agent's definition with its model and tools at hand.
+
+    Attributes:
+        name: The agent's name, under which its messages stand.
+        system_prompt: The same bytes in every call, so that providers cache the prompt.
+        model: Who answers.
+        tools: By name, in the order in which the model is told of them.
+        injection: When the agent is told where it stands.
+        context: How full its window may be; resolved, the deprecated ratio included.
+        max_iters: Rounds of reasoning and acting in one reply.
+        tool_timeout: Longest time of one tool call.
+    """
+
+    name: str
+    system_prompt: str
+    model: ChatModel
+    tools: Mapping[str, Tool]
+    injection: InjectionConfig
+    context: ContextConfig
+    max_iters: int
+    tool_timeout: timedelta = TOOL_TIMEOUT
+
+    @property
+    def schemas(self) -> list[ToolSchema]:
+        """What the model is told of the tools, always in the same order."""
+        return [tool.schema for tool in self.tools.values()]
+
+
+@dataclass
+class Meter:
+    """Counts a prompt's tokens, each message once however often it is asked."""
+
+    _counted: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+
+    def count(self, equipment: Equipment, summary: str, context: list[Msg]) -> int:
+        """Estimate the tokens of the whole prompt."""
+        schemas: list[JsonObject] = [
+            {"name": each.name, "description": each.description, "parameters": each.parameters}
+            for each in equipment.schemas
+        ]
+        total = count_text(equipment.system_prompt) + count_text(summary)
+        total += count_tools(schemas)
+        for message in context:
+            size = len(message.content)
+            known = self._counted.get(message.id)
+            if known is None or known[0] != size:
+                known = (size, count_message(message))
+                self._counted[message.id] = known
+            total += known[1]
+        return total

@@ -1,0 +1,81 @@
+"""Reads a session's log from a number on: live and late readers run the same code."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+from app.core.errors import CursorAhead, CursorGone
+from app.core.records import LogEntry
+from app.engine.wakeups import Wakeups
+from app.ports.stores import EventLog
+
+BATCH = 500
+
+
+class Logs:
+    """The logs of all sessions."""
+
+    def __init__(self, event_log: EventLog, wakeups: Wakeups) -> None:
+        self._log = event_log
+        self._wakeups = wakeups
+
+    async def check_cursor(self, tenant: str, session_id: str, after: int) -> int:
+        """Make sure that a reader can begin behind a number, and return the newest event's.
+
+        Raises:
+            NotFound: There is no such session.
+            CursorGone: Events behind the number are no longer kept.
+            CursorAhead: The number is beyond the log's end.
+        """
+        oldest, newest = await self._log.bounds(tenant, session_id)
+        if after < oldest - 1:
+            raise CursorGone(
+                f"Events before number {oldest} are no longer kept: read the session's snapshot at "
+                f"/v1/sessions/{session_id} and go on from its last_seq."
+            )
+        if after > newest:
+            raise CursorAhead(
+                f"The log ends at number {newest}; a cursor of {after} is none that it gave."
+            )
+        return newest
+
+    async def bounds(self, tenant: str, session_id: str) -> tuple[int, int]:
+        """Return the numbers of the oldest and the newest event kept.
+
+        Raises:
+            NotFound: There is no such session.
+        """
+        return await self._log.bounds(tenant, session_id)
+
+    async def page(self, session_id: str, *, after: int, limit: int) -> list[LogEntry]:
+        """Return the events behind a number, as many as there are up to a limit."""
+        return await self._log.read(session_id, after=after, limit=limit)
+
+    async def tail(
+        self, session_id: str, *, after: int, follow: bool = True
+    ) -> AsyncGenerator[Sequence[LogEntry], None]:
+        """Read the log behind a number and, when following, wait for what comes.
+
+        No connection is held while waiting. Whoever reads slowly is simply behind: nothing is kept
+        for one reader.
+
+        Args:
+            session_id: Whose log; the caller has checked that it may be read.
+            after: The last number that the reader has.
+            follow: Whether to wait at the end of the log.
+
+        Yields:
+            The next events, at least one at a time. Ends when the session is deleted, or at the end
+            of the log when not following.
+        """
+        with self._wakeups.watch(session_id) as watch:
+            while True:
+                watch.clear()
+                entries = self._wakeups.recent(session_id, after=after)
+                if not entries:
+                    entries = await self._log.read(session_id, after=after, limit=BATCH)
+                if entries:
+                    yield entries[:BATCH]
+                    after = entries[:BATCH][-1].seq
+                    continue
+                if not follow or watch.gone:
+                    return
+                await watch.wait()

@@ -1,0 +1,150 @@
+"""Takes messages on, waits for their answers, and stops what is being written."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from app.core.messages import DataBlock, Msg, TextBlock
+from app.core.records import Accepted, LogEntry
+from app.engine.event_log import Logs
+from app.engine.ids import Clock, NewId, timestamp
+from app.engine.wakeups import Wakeups
+from app.ports.stores import Made, OnBusy, Once, Submission
+from app.ports.stores import Replies as RepliesStore
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message as a client sends it."""
+
+    name: str
+    content: Sequence[TextBlock | DataBlock]
+    on_busy: OnBusy
+    max_iters: int | None
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """What an interruption did: the reply it concerns, and whether that has ended."""
+
+    reply_id: str | None
+    ended: bool
+
+
+class Replies:
+    """Messages and the replies that answer them."""
+
+    def __init__(
+        self,
+        store: RepliesStore,
+        logs: Logs,
+        wakeups: Wakeups,
+        *,
+        clock: Clock,
+        new_id: NewId,
+    ) -> None:
+        self._store, self._logs, self._wakeups = store, logs, wakeups
+        self._clock, self._new_id = clock, new_id
+
+    async def submit(
+        self, tenant: str, session_id: str, said: Said, *, once: Once | None
+    ) -> Made[Accepted]:
+        """Accept a message: when this returns, it will be answered, whatever happens.
+
+        The reply is written by whoever takes the session, here or on another replica; that the
+        client goes away changes nothing.
+
+        Raises:
+            NotFound: There is no such session.
+            SessionBusy: It is writing a reply, and `on_busy` is `reject`.
+            KeyReused: The idempotency key was used for something else.
+            KeyInFlight: A request with this key is still being handled.
+        """
+        now = timestamp(self._clock())
+        blocks = [
+            block.model_copy(update={"id": self._new_id("blk"), "created_at": now})
+            for block in said.content
+        ]
+        message = Msg(
+            id=self._new_id("msg"),
+            name=said.name,
+            role="user",
+            content=list(blocks),
+            created_at=now,
+        )
+        submission = Submission(
+            reply_id=self._new_id("rep"),
+            message=message,
+            on_busy=said.on_busy,
+            max_iters=said.max_iters,
+        )
+        made = await self._store.submit(tenant, session_id, submission, once=once)
+        self._wakeups.grown(session_id)
+        self._wakeups.call_worker(session_id)
+        return made
+
+    async def follow(self, session_id: str, accepted: Accepted) -> AsyncGenerator[LogEntry, None]:
+        """Read the events of one reply, until its terminal event.
+
+        Yields:
+            The reply's events in order, `MESSAGE_RECEIVED` first.
+        """
+        async for entries in self._logs.tail(session_id, after=accepted.after_seq):
+            for entry in entries:
+                if entry.reply_id == accepted.reply_id:
+                    yield entry
+                    if entry.type == "REPLY_END":
+                        return
+
+    async def wait(
+        self, tenant: str, session_id: str, accepted: Accepted, *, patience: timedelta
+    ) -> Msg | None:
+        """Wait for a reply and return its message; None when it is not there in time."""
+        try:
+            async with asyncio.timeout(patience.total_seconds()):
+                async for _ in self.follow(session_id, accepted):
+                    pass
+        except TimeoutError:
+            return None
+        message = await self._store.message(tenant, session_id, accepted.reply_id)
+        if message is not None:
+            return message
+        reply = await self._store.get(tenant, session_id, accepted.reply_id)
+        return Msg(
+            id=reply.id,
+            name="",
+            role="assistant",
+            content=[],
+            created_at=reply.created_at,
+            usage=reply.usage,
+            finished_at=reply.finished_at,
+            finished_reason=reply.finished_reason,
+            error=reply.error,
+        )
+
+    async def interrupt(self, tenant: str, session_id: str, *, patience: timedelta) -> Stopping:
+        """Stop the reply that is being written, or that comes next, and see whether it has stopped.
+
+        Args:
+            tenant: Whose session.
+            session_id: The session.
+            patience: How long its end is waited for.
+
+        Raises:
+            NotFound: There is no such session.
+        """
+        _, newest = await self._logs.bounds(tenant, session_id)
+        reply_id = await self._store.interrupt(tenant, session_id)
+        if reply_id is None:
+            return Stopping(None, ended=True)
+        self._wakeups.interrupt(session_id, reply_id)
+        self._wakeups.call_worker(session_id)
+        follow = Accepted(reply_id=reply_id, message_id="", after_seq=newest, status="running")
+        try:
+            async with asyncio.timeout(patience.total_seconds()):
+                async for _ in self.follow(session_id, follow):
+                    pass
+        except TimeoutError:
+            return Stopping(reply_id, ended=False)
+        return Stopping(reply_id, ended=True)

@@ -1,0 +1,192 @@
+"""Wakes who waits for a session: readers of its log, and workers for its queue."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from app.core.errors import BearingsError
+from app.core.records import LogEntry
+from app.ports.stores import EventLog, Signals
+
+log = structlog.get_logger()
+
+POLL_SECONDS = 1.0
+"""How late a reader can be when every wake-up is lost."""
+MOST_RECENT = 2_000
+"""Events of one session kept in memory for readers that are up to date."""
+MOST_SESSIONS = 500
+
+
+@dataclass
+class Watch:
+    """One waiter for one session."""
+
+    _event: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: bool = False
+    """The session was deleted."""
+
+    def wake(self) -> None:
+        """Let the waiter look again."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Wait for a wake-up since the last `clear`."""
+        await self._event.wait()
+
+    def clear(self) -> None:
+        """Forget wake-ups so far; to be called before looking, never after."""
+        self._event.clear()
+
+
+class Wakeups:
+    """The one place of a process where waiting happens.
+
+    Local wake-ups are immediate. Those of other replicas come over `Signals`, and a single query a
+    second finds what they lost, for everyone who waits: no waiter holds a connection.
+    """
+
+    def __init__(self, event_log: EventLog) -> None:
+        self._log = event_log
+        self._signals: Signals | None = None
+        self._watches: dict[str, dict[int, Watch]] = {}
+        self._seen: dict[str, int] = {}
+        self._running: dict[str, Callable[[str], None]] = {}
+        self._recent: OrderedDict[str, list[LogEntry]] = OrderedDict()
+        self._work = asyncio.Event()
+        self._wanted: OrderedDict[str, None] = OrderedDict()
+
+    def join(self, signals: Signals) -> None:
+        """Tell other replicas from now on."""
+        self._signals = signals
+
+    @contextmanager
+    def watch(self, session_id: str) -> Generator[Watch, None, None]:
+        """Be woken when the session's log grows.
+
+        Yields:
+            The watch, woken as long as the block lasts.
+        """
+        watch = Watch()
+        self._watches.setdefault(session_id, {})[id(watch)] = watch
+        try:
+            yield watch
+        finally:
+            watches = self._watches[session_id]
+            del watches[id(watch)]
+            if not watches:
+                del self._watches[session_id]
+                self._seen.pop(session_id, None)
+
+    @contextmanager
+    def running(
+        self, session_id: str, on_interrupt: Callable[[str], None]
+    ) -> Generator[None, None, None]:
+        """Be told, while a session's reply is written here, of what somebody asks to stop."""
+        self._running[session_id] = on_interrupt
+        try:
+            yield
+        finally:
+            self._running.pop(session_id, None)
+
+    def appended(self, session_id: str, entries: Sequence[LogEntry]) -> None:
+        """Wake readers, here with the events themselves."""
+        recent = self._recent.setdefault(session_id, [])
+        if recent and entries and recent[-1].seq + 1 != entries[0].seq:
+            recent.clear()
+        recent.extend(entries)
+        if len(recent) > MOST_RECENT:
+            del recent[: len(recent) - MOST_RECENT]
+        self._recent.move_to_end(session_id)
+        while len(self._recent) > MOST_SESSIONS:
+            self._recent.popitem(last=False)
+        self.grown(session_id)
+
+    def grown(self, session_id: str) -> None:
+        """Wake readers; they find the events themselves."""
+        self._wake(session_id)
+        if self._signals is not None:
+            self._signals.send("grown", session_id)
+
+    def recent(self, session_id: str, *, after: int) -> Sequence[LogEntry]:
+        """Return the events directly behind a number, as far as they are in memory."""
+        entries = self._recent.get(session_id)
+        if not entries:
+            return ()
+        start = after + 1 - entries[0].seq
+        return entries[start:] if 0 <= start < len(entries) else ()
+
+    def call_worker(self, session_id: str) -> None:
+        """Wake a worker for a session that has something to do, here and elsewhere."""
+        self._want(session_id)
+        if self._signals is not None:
+            self._signals.send("work", session_id)
+
+    def interrupt(self, session_id: str, reply_id: str) -> None:
+        """Tell the holder of a session that a reply is to be stopped."""
+        if on_interrupt := self._running.get(session_id):
+            on_interrupt(reply_id)
+        self.grown(session_id)
+        if self._signals is not None:
+            self._signals.send("stop", f"{session_id}/{reply_id}")
+
+    def heard(self, topic: str, subject: str) -> None:
+        """Take in another replica's wake-up."""
+        match topic:
+            case "grown":
+                self._wake(subject)
+            case "work":
+                self._want(subject)
+            case "stop":
+                session_id, _, reply_id = subject.partition("/")
+                if on_interrupt := self._running.get(session_id):
+                    on_interrupt(reply_id)
+            case _:
+                pass
+
+    async def wait_for_work(self, timeout_seconds: float) -> str | None:
+        """Return a session that wants a worker; None when the time is up: look yourself then."""
+        if not self._wanted:
+            self._work.clear()
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._work.wait()
+            except TimeoutError:
+                return None
+        return self._wanted.popitem(last=False)[0]
+
+    async def poll(self) -> None:
+        """Find, once a second and for ever, what wake-ups have missed."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            watched = list({*self._watches, *self._running})
+            if not watched:
+                continue
+            try:
+                positions = await self._log.positions(watched)
+            except BearingsError as error:
+                log.warning("cannot poll", error=error.detail)
+                continue
+            for session_id in watched:
+                position = positions.get(session_id)
+                if position is None:
+                    for watch in self._watches.get(session_id, {}).values():
+                        watch.gone = True
+                        watch.wake()
+                    continue
+                if position.last_seq != self._seen.get(session_id):
+                    self._wake(session_id)
+                    self._seen[session_id] = position.last_seq
+                if position.interrupt and (on_interrupt := self._running.get(session_id)):
+                    on_interrupt(position.interrupt)
+
+    def _wake(self, session_id: str) -> None:
+        for watch in self._watches.get(session_id, {}).values():
+            watch.wake()
+
+    def _want(self, session_id: str) -> None:
+        self._wanted[session_id] = None
+        self._work.set()

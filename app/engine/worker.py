@@ -1,0 +1,220 @@
+"""Takes sessions that have something to do, and writes their replies, many at once."""
+
+import asyncio
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+
+from app.core.apply import apply
+from app.core.errors import BearingsError
+from app.core.events import MessageReceivedEvent
+from app.core.records import Agent
+from app.engine.equipment import Equipment, Meter
+from app.engine.ids import Clock, NewId
+from app.engine.lease import LeasedJournal
+from app.engine.reply import resume_reply, write_reply
+from app.engine.tool_calls import Bench
+from app.engine.wakeups import Wakeups
+from app.ports.stores import Claim, Leases, Loaded, Queued
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 1.0
+"""How long a session waits at most when nobody says that it has something to do."""
+MOST_WARM_SESSIONS = 500
+MOST_WARM_MESSAGES = 200_000
+
+
+@dataclass
+class _Warm:
+    """A session's standing as of a version of its stored state."""
+
+    version: int
+    loaded: Loaded
+    meter: Meter
+
+
+@dataclass
+class _Held:
+    """A session that this worker holds."""
+
+    claim: Claim
+    journal: LeasedJournal
+    meter: Meter
+
+
+class Worker:
+    """Writes the replies of this process."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        wakeups: Wakeups,
+        equip: Callable[[Agent], Equipment],
+        *,
+        clock: Clock,
+        new_id: NewId,
+        lease_ttl: timedelta,
+        capacity: int,
+    ) -> None:
+        """Prepare; nothing is taken yet.
+
+        Args:
+            leases: Where sessions are taken.
+            wakeups: Says which have something to do.
+            equip: Puts an agent's model and tools together.
+            clock: Tells the time.
+            new_id: Makes ids.
+            lease_ttl: How long a dead holder keeps others out.
+            capacity: Most replies written at once.
+        """
+        self._leases, self._wakeups, self._equip = leases, wakeups, equip
+        self._clock, self._new_id = clock, new_id
+        self._ttl, self._capacity = lease_ttl, capacity
+        self._held: dict[str, _Held] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._warm: OrderedDict[str, _Warm] = OrderedDict()
+        self._warm_messages = 0
+        self._loop: asyncio.Task[None] | None = None
+
+    @property
+    def writing(self) -> int:
+        """How many sessions this process holds."""
+        return len(self._tasks)
+
+    async def start(self) -> None:
+        """Begin to take sessions."""
+        self._loop = asyncio.create_task(self._take())
+
+    async def stop(self, grace: timedelta) -> None:
+        """Take no more sessions, and give back those held, each behind its next finished step.
+
+        Args:
+            grace: How long steps are waited for; then they are broken off, to be made again elsewhere.
+        """
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait({self._loop})
+        for held in self._held.values():
+            held.journal.draining.set()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=grace.total_seconds())
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    async def _take(self) -> None:
+        """Take sessions for ever, as fast as there is room for them."""
+        look = True
+        while True:
+            if len(self._tasks) >= self._capacity:
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                session_id = None if look else await self._wakeups.wait_for_work(LOOK_SECONDS)
+                claim = await self._leases.claim(
+                    owner=self._new_id("own"), ttl=self._ttl, session_id=session_id
+                )
+            except BearingsError as error:
+                log.warning("cannot take sessions", reason=error.detail)
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
+            except Exception:
+                # The outermost loop: whatever is wrong, other sessions wait to be taken.
+                log.exception("cannot take sessions")
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
+            # After a look that found something there may be more of it.
+            look = session_id is None and claim is not None
+            if claim is not None:
+                task = asyncio.create_task(self._serve(claim))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, claim: Claim) -> None:
+        """Hold a session until nothing waits there any more, or until it is lost."""
+        session_id = claim.lease.session_id
+        try:
+            warm = await self._standing(claim)
+        except BearingsError as error:
+            log.warning("cannot load a session", session_id=session_id, reason=error.detail)
+            await self._give_back(claim)
+            return
+        journal = LeasedJournal(
+            self._leases,
+            claim.lease,
+            warm.loaded,
+            ttl=self._ttl,
+            wakeups=self._wakeups,
+            environment=claim.environment,
+            environment_version=claim.environment_version,
+        )
+        held = self._held[session_id] = _Held(claim, journal, warm.meter)
+        writing = asyncio.create_task(journal.write())
+        try:
+            with self._wakeups.running(session_id, journal.stop):
+                journal.stop(claim.interrupt)
+                await self._write_replies(held)
+        except BearingsError as error:
+            log.warning("session lost", session_id=session_id, reason=error.detail)
+        except Exception:
+            log.exception("a reply broke off", session_id=session_id)
+        finally:
+            del self._held[session_id]
+            writing.cancel()
+            await asyncio.wait({writing})
+            if journal.released:
+                self._keep_warm(claim, journal, warm)
+            else:
+                await self._give_back(claim)
+
+    async def _write_replies(self, held: _Held) -> None:
+        claim, journal = held.claim, held.journal
+        if claim.running is not None and not journal.standing.ended:
+            bench = self._bench(held, claim.running)
+            await resume_reply(bench, held.meter, attempts=claim.attempts)
+        while not (journal.released or journal.draining.is_set()):
+            queued = await self._leases.next_queued(claim.lease)
+            if queued is None:
+                return
+            received = MessageReceivedEvent(reply_id=queued.reply_id, message=queued.message)
+            apply(journal.standing, received)
+            await write_reply(self._bench(held, queued), held.meter, reply_id=queued.reply_id)
+
+    def _bench(self, held: _Held, queued: Queued) -> Bench:
+        equipment = self._equip(held.claim.agent)
+        if queued.max_iters is not None:
+            equipment = dataclasses.replace(equipment, max_iters=queued.max_iters)
+        return Bench(held.journal, equipment, self._clock, self._new_id)
+
+    async def _standing(self, claim: Claim) -> _Warm:
+        """Return where the session stands: from memory if that is the newest, else from the store."""
+        warm = self._warm.pop(claim.lease.session_id, None)
+        if warm is not None:
+            self._warm_messages -= len(warm.loaded.standing.state.context)
+            if warm.version == claim.state_version and claim.running is None:
+                return warm
+        loaded = await self._leases.load(claim)
+        return _Warm(claim.state_version, loaded, Meter())
+
+    def _keep_warm(self, claim: Claim, journal: LeasedJournal, warm: _Warm) -> None:
+        loaded = dataclasses.replace(warm.loaded, standing=journal.standing)
+        version = claim.state_version + journal.checkpoints
+        self._warm[claim.lease.session_id] = _Warm(version, loaded, warm.meter)
+        self._warm_messages += len(journal.standing.state.context)
+        while (
+            len(self._warm) > MOST_WARM_SESSIONS or self._warm_messages > MOST_WARM_MESSAGES
+        ) and self._warm:
+            _, dropped = self._warm.popitem(last=False)
+            self._warm_messages -= len(dropped.loaded.standing.state.context)
+
+    async def _give_back(self, claim: Claim) -> None:
+        """Let another holder, or this process, go on at once; else the lease's end will."""
+        with suppress(BearingsError):
+            await self._leases.release(claim.lease)
+            self._wakeups.call_worker(claim.lease.session_id)

@@ -1,0 +1,1 @@
+"""The edge: speaks HTTP, SSE and foreign protocols."""

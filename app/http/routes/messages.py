@@ -1,0 +1,99 @@
+"""Messages: what people send, and the whole history."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from app.core.messages import Msg
+from app.core.records import Accepted, LogEntry
+from app.engine.replies import Said
+from app.http.dependencies import (
+    CurrentCaller,
+    Cursor,
+    Engine,
+    EngineParts,
+    Idempotency,
+    Limit,
+    Patience,
+)
+from app.http.schemas import List, NewMessage
+from app.http.sse import stream
+
+router = APIRouter(prefix="/v1/sessions/{session_id}/messages", tags=["messages"])
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=Accepted,
+    responses={
+        200: {
+            "description": "The events of the reply as a stream (`Accept: text/event-stream`), or its "
+            "final message (`Prefer: wait=N`).",
+            "model": Msg,
+            "content": {"text/event-stream": {}},
+        },
+        409: {"description": "A reply is being written, and `on_busy` is `reject`."},
+    },
+)
+async def send(
+    session_id: str,
+    message: NewMessage,
+    request: Request,
+    engine: EngineParts,
+    caller: CurrentCaller,
+    once: Idempotency,
+    patience: Patience,
+) -> Response:
+    """Send a message.
+
+    It is answered whether or not you wait: a client that goes away cancels nothing.
+
+    - `Accept: application/json`: 202 as soon as it is committed. With `Prefer: wait=N` the final
+      message, or the 202 when the time is up.
+    - `Accept: text/event-stream`: the events of the reply, until its `REPLY_END`.
+    """
+    said = Said(
+        name=message.name,
+        content=message.blocks,
+        on_busy=message.on_busy,
+        max_iters=message.max_iters,
+    )
+    made = await engine.replies.submit(caller.tenant, session_id, said, once=once)
+    accepted = made.value
+    headers = {"Location": f"/v1/sessions/{session_id}/replies/{accepted.reply_id}"}
+    if made.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return stream(_batches(engine, session_id, accepted), headers=headers)
+    if patience is not None:
+        final = await engine.replies.wait(caller.tenant, session_id, accepted, patience=patience)
+        if final is not None:
+            headers["Preference-Applied"] = f"wait={int(patience.total_seconds())}"
+            return JSONResponse(final.model_dump(mode="json"), 200, headers)
+    return JSONResponse(accepted.model_dump(mode="json"), 202, headers)
+
+
+@router.get("")
+async def page(
+    session_id: str,
+    engine: EngineParts,
+    caller: CurrentCaller,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    order: Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")] = "asc",
+) -> List[Msg]:
+    """Page through the whole history; a reply that is being written shows its finished steps."""
+    found = await engine.sessions.messages(
+        caller.tenant, session_id, limit=limit, cursor=cursor, newest_first=order == "desc"
+    )
+    return List(data=list(found.data), next_cursor=found.next_cursor)
+
+
+async def _batches(
+    engine: Engine, session_id: str, accepted: Accepted
+) -> AsyncGenerator[Sequence[LogEntry], None]:
+    async for entry in engine.replies.follow(session_id, accepted):
+        yield [entry]

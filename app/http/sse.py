@@ -1,0 +1,38 @@
+"""Tails a log into a response: server-sent events that every client can read and resume."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+
+from sse_starlette import EventSourceResponse
+
+from app.core.records import LogEntry
+
+HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+RETRY = b"retry: 1000\n\n"
+HEARTBEAT_SECONDS = 15
+SEND_TIMEOUT_SECONDS = 30
+"""A reader that takes nothing for so long is let go; it comes back with its cursor."""
+
+
+def stream(
+    entries: AsyncIterator[Sequence[LogEntry]], *, headers: Mapping[str, str] | None = None
+) -> EventSourceResponse:
+    """Answer with events as they come.
+
+    Lines end with LF alone, because AG-UI clients split frames at two LFs only.
+    """
+    response = EventSourceResponse(
+        _frames(entries),
+        headers={**HEADERS, **(headers or {})},
+        sep="\n",
+        ping=HEARTBEAT_SECONDS,
+        send_timeout=SEND_TIMEOUT_SECONDS,
+    )
+    # Hop by hop, and illegal in HTTP/2.
+    del response.headers["Connection"]
+    return response
+
+
+async def _frames(entries: AsyncIterator[Sequence[LogEntry]]) -> AsyncGenerator[bytes, None]:
+    yield RETRY
+    async for batch in entries:
+        yield b"".join(b"id: %d\ndata: %b\n\n" % (entry.seq, entry.wire()) for entry in batch)

@@ -1,0 +1,50 @@
+"""The ASGI application: routes, error handlers, lifespan."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from app import bootstrap
+from app.config import Settings
+from app.engine.ids import new_id
+from app.http import errors
+from app.http.guard import Guard
+from app.http.routes import agents, catalogue, events, health, messages, replies, sessions, state
+
+DESCRIPTION = """
+Agents that keep their bearings. Create an agent, begin a session, send a message, read the events.
+
+Errors are problem documents (RFC 9457) with a stable `code`.
+Lists are `{"data": […], "next_cursor": …}`.
+Every POST that makes something takes an `Idempotency-Key`. Ids are prefixed and sort by time.
+"""
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """Make the application.
+
+    Args:
+        settings: What an operator set; read from the environment when not given.
+    """
+    given = settings or Settings()
+    bootstrap.configure_logging(given)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        async with bootstrap.engine(given) as engine:
+            app.state.engine = engine
+            yield
+
+    app = FastAPI(
+        title="Bearings",
+        version="1",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    for each in (agents, sessions, messages, events, replies, state, catalogue, health):
+        app.include_router(each.router)
+    errors.install(app)
+    app.add_middleware(Guard, new_id=new_id)
+    return app

@@ -1,0 +1,1 @@
+"""The doors between the engine and the world: protocols, no code."""
