@@ -1,7 +1,9 @@
 """The `bearings` command."""
 
 import asyncio
+import signal
 import socket
+import sys
 from typing import Annotated
 
 import typer
@@ -70,6 +72,8 @@ def serve(*, tour: Annotated[bool, typer.Option(help="Print a few lines to try."
         timeout_graceful_shutdown=int(settings.drain_grace) + 2,
         timeout_keep_alive=75,
     )
+    # uvicorn raises the signal that ended it once more when everything is shut down: that is success.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _Server(config, tour=tour).run()
 
 

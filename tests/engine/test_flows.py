@@ -166,7 +166,7 @@ async def _cancelled_when(friday: Agent, begun: asyncio.Event) -> list[Event]:
 
     async def read() -> None:
         async for event in friday.reply_stream(UserMsg("user", "hi")):
-            events.append(event)  # noqa: PERF401 - what came before the cancellation is wanted too
+            events.append(event)
 
     reading = asyncio.create_task(read())
     await begun.wait()

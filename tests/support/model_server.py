@@ -37,7 +37,7 @@ class ModelServer:
         try:
             while await self._serve_one(reader, writer):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             self.left.set()
         finally:
             writer.close()
@@ -74,7 +74,7 @@ class ModelServer:
 
     async def _watch(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Reading to notice the end would take bytes of a next request.
-        while not (reader.at_eof() or writer.transport.is_closing()):  # noqa: ASYNC110
+        while not (reader.at_eof() or writer.transport.is_closing()):
             await asyncio.sleep(0.005)
         self.left.set()
 
