@@ -7,7 +7,6 @@ import random
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
 from urllib.parse import urlsplit
@@ -97,7 +96,11 @@ async def engine(settings: Settings) -> AsyncGenerator[Engine, None]:
             lease_ttl=settings.lease_time,
             capacity=settings.capacity,
         )
-        state = _State(reached)
+        ending = asyncio.Event()
+
+        async def is_ready() -> bool:
+            return not ending.is_set() and await reached.is_reachable()
+
         parts = Engine(
             agents=PostgresAgents(reached),
             sessions=PostgresSessions(reached),
@@ -109,35 +112,32 @@ async def engine(settings: Settings) -> AsyncGenerator[Engine, None]:
                 name: [tool.schema for tool in group] for name, group in workshop.groups.items()
             },
             check=workshop.check,
-            is_ready=state.is_ready,
+            is_ready=is_ready,
+            ending=ending,
             new_id=new_id,
         )
         chores = [
             asyncio.create_task(wakeups.poll()),
             asyncio.create_task(_forget(reached)),
         ]
+
+        async def drain() -> None:
+            await ending.wait()
+            wakeups.close()
+            await worker.stop(settings.grace)
+
         await signals.start()
         await worker.start()
+        draining = asyncio.create_task(drain())
         try:
             yield parts
         finally:
-            state.ending = True
-            await worker.stop(settings.grace)
+            ending.set()
+            await draining
             await signals.stop()
             for chore in chores:
                 chore.cancel()
             await asyncio.gather(*chores, return_exceptions=True)
-
-
-@dataclass
-class _State:
-    """Whether this process serves."""
-
-    database: Database
-    ending: bool = False
-
-    async def is_ready(self) -> bool:
-        return not self.ending and await self.database.is_reachable()
 
 
 class Workshop:

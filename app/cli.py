@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 import uvicorn
+from fastapi import FastAPI
 from pydantic import ValidationError
 
 from app import bootstrap
@@ -42,11 +43,11 @@ def _settings() -> Settings:
 
 
 class _Server(uvicorn.Server):
-    """Says where it is once it listens."""
+    """Says where it is once it listens, and lets go of sessions as soon as it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, *, tour: bool) -> None:
+    def __init__(self, application: FastAPI, config: uvicorn.Config, *, tour: bool) -> None:
         super().__init__(config)
-        self._tour = tour
+        self._application, self._tour = application, tour
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -57,13 +58,24 @@ class _Server(uvicorn.Server):
                 TOUR.format(url=url, get_id=GET_ID) if self._tour else f"Bearings is at {url}"
             )
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        engine = getattr(self._application.state, "engine", None)
+        if engine is not None:
+            engine.ending.set()
+        await super().shutdown(sockets)
+
+
+def _leave(_number: int, _frame: object) -> None:
+    sys.exit(0)
+
 
 @app.command()
 def serve(*, tour: Annotated[bool, typer.Option(help="Print a few lines to try.")] = True) -> None:
     """Serve HTTP until told to stop."""
     settings = _settings()
+    application = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        application,
         host=settings.host,
         port=settings.port,
         log_level="warning",
@@ -73,8 +85,8 @@ def serve(*, tour: Annotated[bool, typer.Option(help="Print a few lines to try."
         timeout_keep_alive=75,
     )
     # uvicorn raises the signal that ended it once more when everything is shut down: that is success.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    _Server(config, tour=tour).run()
+    signal.signal(signal.SIGTERM, _leave)
+    _Server(application, config, tour=tour).run()
 
 
 @app.command()

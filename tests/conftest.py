@@ -1,7 +1,6 @@
 """What tests share: one embedded Postgres a run, and the service on it."""
 
 from collections.abc import AsyncGenerator
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,7 @@ from tests.support.service import Service, serving
 @pytest.fixture(scope="session")
 async def database_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str, None]:
     """The address of a Postgres that was migrated from empty."""
-    folder: Path = tmp_path_factory.mktemp("postgres")
-    folder.chmod(0o755)
-    postgres = EmbeddedPostgres(folder)
+    postgres = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
     url = await postgres.start()
     database = Database(url, pool_size=2)
     await migrate(database)

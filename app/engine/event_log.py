@@ -63,8 +63,8 @@ class Logs:
             follow: Whether to wait at the end of the log.
 
         Yields:
-            The next events, at least one at a time. Ends when the session is deleted, or at the end
-            of the log when not following.
+            The next events, at least one at a time. Ends when the session is deleted, when this
+            process is about to end, or at the end of the log when not following.
         """
         with self._wakeups.watch(session_id) as watch:
             while True:
@@ -76,6 +76,6 @@ class Logs:
                     yield entries[:BATCH]
                     after = entries[:BATCH][-1].seq
                     continue
-                if not follow or watch.gone:
+                if not follow or watch.gone or self._wakeups.closed:
                     return
                 await watch.wait()

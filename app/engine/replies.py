@@ -88,7 +88,8 @@ class Replies:
         """Read the events of one reply, until its terminal event.
 
         Yields:
-            The reply's events in order, `MESSAGE_RECEIVED` first.
+            The reply's events in order, `MESSAGE_RECEIVED` first. They end without a terminal event
+            only when the session is deleted or this process is about to end.
         """
         async for entries in self._logs.tail(session_id, after=accepted.after_seq):
             for entry in entries:
@@ -100,12 +101,12 @@ class Replies:
     async def wait(
         self, tenant: str, session_id: str, accepted: Accepted, *, patience: timedelta
     ) -> Msg | None:
-        """Wait for a reply and return its message; None when it is not there in time."""
-        try:
-            async with asyncio.timeout(patience.total_seconds()):
-                async for _ in self.follow(session_id, accepted):
-                    pass
-        except TimeoutError:
+        """Wait for a reply and return its message.
+
+        Returns:
+            The message; None when it is not there in time, or when this process is about to end.
+        """
+        if not await self._is_over(session_id, accepted, patience):
             return None
         message = await self._store.message(tenant, session_id, accepted.reply_id)
         if message is not None:
@@ -141,10 +142,15 @@ class Replies:
         self._wakeups.interrupt(session_id, reply_id)
         self._wakeups.call_worker(session_id)
         follow = Accepted(reply_id=reply_id, message_id="", after_seq=newest, status="running")
+        return Stopping(reply_id, ended=await self._is_over(session_id, follow, patience))
+
+    async def _is_over(self, session_id: str, accepted: Accepted, patience: timedelta) -> bool:
+        """Wait until a reply has ended; False when the time is up or this process is about to end."""
         try:
             async with asyncio.timeout(patience.total_seconds()):
-                async for _ in self.follow(session_id, follow):
-                    pass
+                async for entry in self.follow(session_id, accepted):
+                    if entry.type == "REPLY_END":
+                        return True
         except TimeoutError:
-            return Stopping(reply_id, ended=False)
-        return Stopping(reply_id, ended=True)
+            pass
+        return False

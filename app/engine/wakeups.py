@@ -58,6 +58,14 @@ class Wakeups:
         self._recent: OrderedDict[str, list[LogEntry]] = OrderedDict()
         self._work = asyncio.Event()
         self._wanted: OrderedDict[str, None] = OrderedDict()
+        self.closed = False
+        """Whether this process is about to end: nobody waits any longer."""
+
+    def close(self) -> None:
+        """Let everyone who waits for a log look once more, and then go."""
+        self.closed = True
+        for session_id in self._watches:
+            self._wake(session_id)
 
     def join(self, signals: Signals) -> None:
         """Tell other replicas from now on."""

@@ -1,5 +1,6 @@
 """What routes are given: the engine's parts, and the parts of a request that many of them read."""
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Engine:
         tools: Built-in groups of tools, by name.
         check: Says what of a definition this installation cannot run, by JSON pointer.
         is_ready: Whether requests can be served.
+        ending: Set when the process is told to stop: replies are given back, waits end.
         new_id: Makes ids.
     """
 
@@ -49,6 +51,7 @@ class Engine:
     tools: Mapping[str, Sequence[ToolSchema]]
     check: Callable[[AgentSpec], Awaitable[list[tuple[str, str]]]]
     is_ready: Callable[[], Awaitable[bool]]
+    ending: asyncio.Event
     new_id: NewId
 
 

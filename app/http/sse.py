@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
+import anyio
 from sse_starlette import EventSourceResponse
 
 from app.core.records import LogEntry
@@ -11,6 +12,7 @@ RETRY = b"retry: 1000\n\n"
 HEARTBEAT_SECONDS = 15
 SEND_TIMEOUT_SECONDS = 30
 """A reader that takes nothing for so long is let go; it comes back with its cursor."""
+SHUTDOWN_SECONDS = 1
 
 
 def stream(
@@ -26,6 +28,9 @@ def stream(
         sep="\n",
         ping=HEARTBEAT_SECONDS,
         send_timeout=SEND_TIMEOUT_SECONDS,
+        # Told to stop, the log lets its readers go; a moment for that, and they are cut off.
+        shutdown_event=anyio.Event(),
+        shutdown_grace_period=SHUTDOWN_SECONDS,
     )
     # Hop by hop, and illegal in HTTP/2.
     del response.headers["Connection"]

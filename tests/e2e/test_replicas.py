@@ -157,6 +157,38 @@ async def test_a_reply_goes_on_elsewhere_at_once_when_its_process_is_told_to_sto
     assert await violations(database, session) == []
 
 
+async def test_a_process_that_is_told_to_stop_ends_with_streams_and_waits_open(
+    database_url: str,
+) -> None:
+    async with model_server([{"_sleep": 600}]) as model:
+        settings = {
+            "BEARINGS_MODEL": "openai:test",
+            "BEARINGS_MODEL_BASE_URL": model.base_url,
+            "BEARINGS_DRAIN_GRACE": "1",
+        }
+        async with process(database_url, **settings) as one:
+            agent = (await one.client.post("/v1/agents", json={"name": "Friday"})).json()["id"]
+            made = await one.client.post("/v1/sessions", json={"agent_id": agent})
+            session = made.json()["id"]
+            url = f"/v1/sessions/{session}"
+            wait = asyncio.create_task(
+                one.client.post(
+                    f"{url}/messages", json={"content": "hi"}, headers={"Prefer": "wait=300"}
+                )
+            )
+            while not model.requests:
+                await asyncio.sleep(0.02)
+            async with one.client.stream("GET", f"{url}/events") as stream:
+                one.child.terminate()
+                lines = [line async for line in stream.aiter_lines()]
+            code = await asyncio.wait_for(one.child.wait(), 10)
+            waited = await wait
+
+    assert code == 0
+    assert waited.status_code == 202
+    assert lines[0] == "retry: 1000"
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_a_reader_that_reconnects_at_random_sees_the_log(
     service: Service, database: Database, seed: int
