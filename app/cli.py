@@ -85,7 +85,8 @@ def serve(*, tour: Annotated[bool, typer.Option(help="Print a few lines to try."
         timeout_keep_alive=75,
     )
     # uvicorn raises the signal that ended it once more when everything is shut down: that is success.
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
     _Server(application, config, tour=tour).run()
 
 
