@@ -229,8 +229,8 @@ class Workshop:
         """Tell whether an address from a definition leads to public places, or where it may."""
         if url == self._settings.model_base_url:
             return True
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             found = await asyncio.get_running_loop().getaddrinfo(
                 parts.hostname or "", parts.port or 443, type=socket.SOCK_STREAM
             )
@@ -283,14 +283,18 @@ def configure_logging(settings: Settings) -> None:
     renderer = (
         structlog.processors.JSONRenderer()
         if settings.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=False)
+        else structlog.dev.ConsoleRenderer(
+            colors=False, exception_formatter=structlog.dev.plain_traceback
+        )
     )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks
+            structlog.processors.ExceptionRenderer(
+                structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+            )
             if settings.log_format == "json"
             else structlog.processors.StackInfoRenderer(),
             renderer,

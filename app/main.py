@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from app import bootstrap
 from app.config import Settings
 from app.engine.ids import new_id
-from app.http import errors
+from app.http import errors, openapi
 from app.http.guard import Guard
 from app.http.routes import agents, catalogue, events, health, messages, replies, sessions, state
 
@@ -46,5 +46,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for each in (agents, sessions, messages, events, replies, state, catalogue, health):
         app.include_router(each.router)
     errors.install(app)
+    openapi.install(app)
     app.add_middleware(Guard, new_id=new_id)
     return app

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 
-from app.core.values import JsonObject, Timestamp, Value
+from app.core.values import Items, JsonObject, Timestamp, Value
 
 Role: TypeAlias = Literal["user", "assistant", "system"]
 ToolCallState: TypeAlias = Literal["pending", "asking", "allowed", "submitted", "finished"]
@@ -124,7 +124,7 @@ class HintBlock(_Block):
 
     type: Literal["hint"] = "hint"
     id: str = ""
-    hint: str | list[Content]
+    hint: str | Items[Content]
     source: str | None = None
 
 
@@ -137,7 +137,7 @@ class ToolCallBlock(_Block):
     input: str
     """The arguments, as the JSON text that the model sent."""
     state: ToolCallState = "pending"
-    suggested_rules: list[PermissionRule] = []
+    suggested_rules: Items[PermissionRule] = []
 
 
 class ToolResultBlock(_Block):
@@ -146,7 +146,7 @@ class ToolResultBlock(_Block):
     type: Literal["tool_result"] = "tool_result"
     id: str
     name: str
-    output: str | list[Content]
+    output: str | Items[Content]
     state: ToolResultState = "running"
     metadata: JsonObject = {}
 
@@ -162,7 +162,7 @@ class Msg(Value):
 
     name: str
     role: Role
-    content: list[Block]
+    content: Items[Block]
     id: str = ""
     metadata: JsonObject = {}
     created_at: Timestamp = ""

@@ -59,7 +59,7 @@ def read_json(raw: bytes) -> JsonValue:
     """Read a request body strictly.
 
     Text values are cleaned; everything that could not be stored or read again is refused: NaN and
-    infinity, numbers beyond a double's range or of more than 400 digits, more than 64 levels, more
+    infinity, whole numbers beyond 64 bits, numbers beyond a double's range, more than 64 levels, more
     than 10,000 keys in one object, and keys with NUL or lone surrogates.
 
     Raises:
@@ -104,9 +104,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _read_int(digits: str) -> int:
-    if len(digits) > MAX_INT_DIGITS:
-        raise Invalid(f"A number in the body has more than {MAX_INT_DIGITS} digits.")
-    return int(digits)
+    number = int(digits) if len(digits) <= MAX_INT_DIGITS else 2**64
+    if not -(2**63) <= number < 2**64:
+        raise Invalid("A whole number in the body does not fit into 64 bits; send it as a text.")
+    return number
 
 
 def _read_float(digits: str) -> float:

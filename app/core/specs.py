@@ -5,7 +5,17 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal, Self, TypeAlias
 from zoneinfo import ZoneInfo
 
-from pydantic import Field, JsonValue, StringConstraints, field_validator, model_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from app.core.values import FieldName, JsonObject, Label, Value
 
@@ -68,7 +78,7 @@ class InjectionConfig(Value):
     """Wraps the injected fields, which replace `{runtime_state}`."""
     injection_source: str = Field(default=DEFAULT_SOURCE, max_length=1024)
     """The source of the hint blocks, by which earlier injections are recognised."""
-    task_tool_names: list[str] = list(TASK_TOOLS)
+    task_tool_names: list[str] = Field(default=list(TASK_TOOLS), max_length=64)
     """Tools whose calls show that the agent knows its tasks."""
     extra_fields: dict[FieldName, FieldValue] = Field(default={}, max_length=64)
     """Fields that ride along with every injection."""
@@ -155,13 +165,13 @@ class ModelSpec(Value):
     max_output_tokens: int | None = Field(default=None, ge=1)
     parameters: JsonObject = {}
     """Passed on to the provider as they are, such as `temperature`."""
-    input_types: list[Literal["text", "image"]] = ["text"]
+    input_types: list[Literal["text", "image"]] = Field(default=["text"], max_length=8)
 
 
 class ToolsSpec(Value):
     """The tools that the agent may call."""
 
-    builtin: list[str] = ["tasks"]
+    builtin: list[str] = Field(default=["tasks"], max_length=64)
     """Names of built-in groups; `GET /v1/tools` lists them."""
 
 
@@ -219,7 +229,7 @@ def resolve_context(context: ContextConfig, injection: InjectionConfig) -> Conte
     return context
 
 
-EnvironmentValue: TypeAlias = Annotated[str | bool | int | float, Field(union_mode="left_to_right")]
+EnvironmentValue: TypeAlias = StrictStr | StrictBool | StrictInt | StrictFloat
 
 
 def environment_text(value: JsonValue) -> str:

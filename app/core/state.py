@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from app.core.messages import (
     Block,
@@ -13,7 +13,7 @@ from app.core.messages import (
     ToolCallBlock,
     ToolResultBlock,
 )
-from app.core.values import JsonObject, Timestamp, Value
+from app.core.values import Items, JsonObject, Timestamp, Value
 
 TaskState: TypeAlias = Literal["pending", "in_progress", "completed"]
 PermissionMode: TypeAlias = Literal["default", "accept_edits", "explore", "bypass", "dont_ask"]
@@ -29,16 +29,16 @@ class Task(Value):
     created_at: Timestamp = ""
     state: TaskState = "pending"
     owner: str | None = None
-    blocks: list[str] = []
+    blocks: Items[str] = []
     """Ids of the tasks that wait for this one."""
-    blocked_by: list[str] = []
+    blocked_by: Items[str] = []
     """Ids of the tasks that this one waits for."""
 
 
 class TasksContext(Value):
     """The agent's plan, in the order in which it was made."""
 
-    tasks: list[Task] = []
+    tasks: Items[Task] = []
 
 
 class ReplyContext(Value):
@@ -64,17 +64,17 @@ class PermissionContext(Value):
 
     mode: PermissionMode = "default"
     working_directories: dict[str, WorkingDirectory] = {}
-    allow_rules: dict[str, list[PermissionRule]] = {}
-    deny_rules: dict[str, list[PermissionRule]] = {}
-    ask_rules: dict[str, list[PermissionRule]] = {}
+    allow_rules: dict[str, Items[PermissionRule]] = {}
+    deny_rules: dict[str, Items[PermissionRule]] = {}
+    ask_rules: dict[str, Items[PermissionRule]] = {}
 
 
 class ReadCacheEntry(Value):
     """A file that the agent has read, as it was then."""
 
-    lines: list[str]
-    updated_at: float
-    bytes: float
+    lines: Items[str]
+    updated_at: FiniteFloat
+    bytes: FiniteFloat
     """Size in KiB, whatever the name says: AgentScope counts so."""
     file_path: str
 
@@ -83,10 +83,10 @@ class ToolContext(Value):
     """What tools remember between calls."""
 
     max_cache_files: int = Field(default=100, gt=1)
-    max_cache_bytes: float = Field(default=25000.0, gt=10000)
+    max_cache_bytes: FiniteFloat = Field(default=25000.0, gt=10000)
     """In KiB, whatever the name says: AgentScope counts so."""
-    read_file_cache: list[ReadCacheEntry] = []
-    activated_groups: list[str] = []
+    read_file_cache: Items[ReadCacheEntry] = []
+    activated_groups: Items[str] = []
 
 
 class AgentState(BaseModel):
@@ -99,8 +99,8 @@ class AgentState(BaseModel):
     model_config = ConfigDict(extra="ignore", validate_assignment=False)
 
     session_id: str = ""
-    summary: str | list[Content] = ""
-    context: list[Msg] = []
+    summary: str | Items[Content] = ""
+    context: Items[Msg] = []
     reply_context: ReplyContext = ReplyContext()
     permission_context: PermissionContext = PermissionContext()
     tool_context: ToolContext = ToolContext()

@@ -67,15 +67,20 @@ class Logs:
             process is about to end, or at the end of the log when not following.
         """
         with self._wakeups.watch(session_id) as watch:
+            up_to_date = False
             while True:
                 watch.clear()
-                entries = self._wakeups.recent(session_id, after=after)
-                if not entries:
+                entries = self._wakeups.recent(session_id, after=after)[:BATCH]
+                if not entries and not up_to_date:
                     entries = await self._log.read(session_id, after=after, limit=BATCH)
                 if entries:
-                    yield entries[:BATCH]
-                    after = entries[:BATCH][-1].seq
+                    yield entries
+                    after = entries[-1].seq
+                    # What memory holds is what this process wrote last: nothing to look for behind it
+                    # until somebody says so, or the poll finds what nobody said.
+                    up_to_date = follow and self._wakeups.newest(session_id) == after
                     continue
                 if not follow or watch.gone or self._wakeups.closed:
                     return
                 await watch.wait()
+                up_to_date = False

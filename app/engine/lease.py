@@ -109,6 +109,7 @@ class LeasedJournal:
         self._first_unsaved = len(loaded.standing.state.context)
         self._remember_tail()
         self._to_stop = ""
+        self._confirmed = False
         self._pending = _Pending()
         self._something = asyncio.Event()
         self._written = asyncio.Event()
@@ -155,8 +156,12 @@ class LeasedJournal:
             raise self._error
 
     async def environment(self) -> Mapping[str, str]:
-        """Return the live values of the session's surroundings, as text."""
-        await self.settle()
+        """Return the live values of the session's surroundings, as text.
+
+        They are those of the newest write, or of the claim before there was one.
+        """
+        if self._confirmed:
+            await self.settle()
         if self._newest_environment_version != self._environment_version:
             values, version = await self._leases.environment(self._lease)
             self._environment = values
@@ -208,6 +213,7 @@ class LeasedJournal:
         drafts = [Draft(event.type, event.reply_id, event.encode()) for event in pending.events]
         batch = Batch(drafts, pending.checkpoint, pending.transitions, pending.usage)
         appended = await self._leases.append(self._lease, batch, ttl=self._ttl)
+        self._confirmed = True
         self.queued = appended.queued
         self.checkpoints += pending.checkpoint is not None
         self._newest_environment_version = appended.environment_version

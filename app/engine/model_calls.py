@@ -141,7 +141,10 @@ def hint(bench: Bench, text: str, *, source: str, shown: bool) -> None:
     else:
         block = HintBlock(id=block_id, hint=text, source=source, created_at=now, finished_at=now)
         event = StateUpdatedEvent(
-            reply_id=reply_id, part="hint", value=block.model_dump(mode="json"), created_at=now
+            reply_id=reply_id,
+            part="hint",
+            value=block.model_dump(mode="json", exclude_none=True),
+            created_at=now,
         )
     bench.journal.emit(event)
 

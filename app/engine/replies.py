@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from app.core.events import MessageReceivedEvent
 from app.core.messages import DataBlock, Msg, TextBlock
 from app.core.records import Accepted, LogEntry
 from app.engine.event_log import Logs
@@ -73,14 +74,20 @@ class Replies:
             content=list(blocks),
             created_at=now,
         )
+        reply_id = self._new_id("rep")
+        received = MessageReceivedEvent(reply_id=reply_id, message=message, created_at=now)
         submission = Submission(
-            reply_id=self._new_id("rep"),
+            reply_id=reply_id,
             message=message,
+            received=received.encode(),
             on_busy=said.on_busy,
             max_iters=said.max_iters,
         )
         made = await self._store.submit(tenant, session_id, submission, once=once)
-        self._wakeups.grown(session_id)
+        if not made.replayed:
+            seq = made.value.after_seq + 1
+            entry = LogEntry(seq, received.TYPE, reply_id, submission.received)
+            self._wakeups.appended(session_id, [entry])
         self._wakeups.call_worker(session_id)
         return made
 

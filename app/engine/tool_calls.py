@@ -217,7 +217,7 @@ class _LivePlan:
             StateUpdatedEvent(
                 reply_id=self._bench.journal.standing.state.reply_id,
                 part="tasks",
-                value=tasks.model_dump(mode="json"),
+                value=tasks.model_dump(mode="json", exclude_none=True),
                 created_at=self._bench.now(),
             )
         )

@@ -127,6 +127,11 @@ class Wakeups:
         start = after + 1 - entries[0].seq
         return entries[start:] if 0 <= start < len(entries) else ()
 
+    def newest(self, session_id: str) -> int:
+        """Return the number of the newest event in memory; 0 when there is none."""
+        entries = self._recent.get(session_id)
+        return entries[-1].seq if entries else 0
+
     def call_worker(self, session_id: str) -> None:
         """Wake a worker for a session that has something to do, here and elsewhere."""
         self._want(session_id)

@@ -80,6 +80,8 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._warm: OrderedDict[str, _Warm] = OrderedDict()
         self._warm_messages = 0
+        self._claiming = asyncio.Lock()
+        self._draining = False
         self._loop: asyncio.Task[None] | None = None
 
     @property
@@ -98,8 +100,11 @@ class Worker:
             grace: How long steps are waited for; then they are broken off, to be made again elsewhere.
         """
         if self._loop is not None:
-            self._loop.cancel()
+            # A claim that is under way is waited for: its session would be nobody's until the TTL.
+            async with self._claiming:
+                self._loop.cancel()
             await asyncio.wait({self._loop})
+        self._draining = True
         for held in self._held.values():
             held.journal.draining.set()
         if self._tasks:
@@ -117,61 +122,74 @@ class Worker:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             try:
                 session_id = None if look else await self._wakeups.wait_for_work(LOOK_SECONDS)
-                claim = await self._leases.claim(
-                    owner=self._new_id("own"), ttl=self._ttl, session_id=session_id
-                )
+                async with self._claiming:
+                    found = await self._claim(session_id)
             except BearingsError as error:
                 log.warning("cannot take sessions", reason=error.detail)
                 await asyncio.sleep(LOOK_SECONDS)
-                continue
             except Exception:
                 # The outermost loop: whatever is wrong, other sessions wait to be taken.
                 log.exception("cannot take sessions")
                 await asyncio.sleep(LOOK_SECONDS)
-                continue
-            # After a look that found something there may be more of it.
-            look = session_id is None and claim is not None
-            if claim is not None:
-                task = asyncio.create_task(self._serve(claim))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            else:
+                # After a look that found something there may be more of it.
+                look = session_id is None and found
+
+    async def _claim(self, session_id: str | None) -> bool:
+        """Take one session and begin to serve it; tell whether there was one."""
+        claim = await self._leases.claim(
+            owner=self._new_id("own"), ttl=self._ttl, session_id=session_id
+        )
+        if claim is None:
+            return False
+        task = asyncio.create_task(self._serve(claim))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
 
     async def _serve(self, claim: Claim) -> None:
         """Hold a session until nothing waits there any more, or until it is lost."""
         session_id = claim.lease.session_id
+        released = False
         try:
             warm = await self._standing(claim)
-        except BearingsError as error:
-            log.warning("cannot load a session", session_id=session_id, reason=error.detail)
-            await self._give_back(claim)
-            return
-        journal = LeasedJournal(
-            self._leases,
-            claim.lease,
-            warm.loaded,
-            ttl=self._ttl,
-            wakeups=self._wakeups,
-            environment=claim.environment,
-            environment_version=claim.environment_version,
-        )
-        held = self._held[session_id] = _Held(claim, journal, warm.meter)
-        writing = asyncio.create_task(journal.write())
-        try:
-            with self._wakeups.running(session_id, journal.stop):
-                journal.stop(claim.interrupt)
-                await self._write_replies(held)
+            journal = LeasedJournal(
+                self._leases,
+                claim.lease,
+                warm.loaded,
+                ttl=self._ttl,
+                wakeups=self._wakeups,
+                environment=claim.environment,
+                environment_version=claim.environment_version,
+            )
+            held = self._held[session_id] = _Held(claim, journal, warm.meter)
+            if self._draining:
+                journal.draining.set()
+            try:
+                await self._hold(held)
+            finally:
+                del self._held[session_id]
+                released = journal.released
+            if released:
+                self._keep_warm(claim, journal, warm)
         except BearingsError as error:
             log.warning("session lost", session_id=session_id, reason=error.detail)
         except Exception:
             log.exception("a reply broke off", session_id=session_id)
         finally:
-            del self._held[session_id]
+            if not released:
+                await self._give_back(claim)
+
+    async def _hold(self, held: _Held) -> None:
+        """Write replies while the journal is written to the store beside them."""
+        writing = asyncio.create_task(held.journal.write())
+        try:
+            with self._wakeups.running(held.claim.lease.session_id, held.journal.stop):
+                held.journal.stop(held.claim.interrupt)
+                await self._write_replies(held)
+        finally:
             writing.cancel()
             await asyncio.wait({writing})
-            if journal.released:
-                self._keep_warm(claim, journal, warm)
-            else:
-                await self._give_back(claim)
 
     async def _write_replies(self, held: _Held) -> None:
         claim, journal = held.claim, held.journal

@@ -16,6 +16,7 @@ from app.engine.event_log import Logs
 from app.engine.ids import NewId
 from app.engine.replies import Replies
 from app.engine.wakeups import Wakeups
+from app.http.accept import EVENTS, JSON, preferred
 from app.http.auth import EVERYONE, Caller
 from app.ports.models import ToolSchema
 from app.ports.stores import Agents, Once, Sessions
@@ -55,11 +56,12 @@ class Engine:
     new_id: NewId
 
 
-def _engine(request: Request) -> Engine:
+# All of these are async, because FastAPI sends plain functions through a pool of threads.
+async def _engine(request: Request) -> Engine:
     return cast("Engine", request.app.state.engine)
 
 
-def _caller() -> Caller:
+async def _caller() -> Caller:
     return EVERYONE
 
 
@@ -79,12 +81,12 @@ async def _once(
 ) -> Once | None:
     if key is None:
         return None
-    scope = f"{request.method} {request.url.path}"
+    scope = f"{request.method} {request.scope['path']}"
     body = hashlib.sha256(await request.body()).digest()
     return Once(key=key, scope=scope, fingerprint=body)
 
 
-def _if_match(
+async def _if_match(
     etag: Annotated[
         str | None,
         Header(alias="If-Match", description='The version that you read, such as `"3"`.'),
@@ -101,7 +103,7 @@ def _if_match(
     return int(version)
 
 
-def _patience(
+async def _patience(
     prefer: Annotated[
         str | None,
         Header(alias="Prefer", description="`wait=N`: wait up to N seconds (at most 300)."),
@@ -109,7 +111,7 @@ def _patience(
 ) -> timedelta | None:
     for part in (prefer or "").replace(";", ",").split(","):
         name, _, value = part.strip().partition("=")
-        if name.lower() == "wait" and value.strip().isdecimal():
+        if name.strip().lower() == "wait" and value.strip().isdecimal():
             return min(timedelta(seconds=min(int(value.strip()[:6]), 86_400)), LONGEST_WAIT)
     return None
 
@@ -124,6 +126,17 @@ Cursor: TypeAlias = Annotated[
     str | None,
     Query(max_length=512, description="`next_cursor` of the page before."),
 ]
+
+
+def wants_events(request: Request, *, default: bool) -> bool:
+    """Tell whether a client would rather have a stream than JSON.
+
+    Args:
+        request: The request.
+        default: The answer when it does not care.
+    """
+    offers = (EVENTS, JSON) if default else (JSON, EVENTS)
+    return preferred(request.headers.getlist("accept"), offers) == EVENTS
 
 
 async def checked(engine: Engine, spec: AgentSpec) -> AgentSpec:

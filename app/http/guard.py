@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.core.errors import BearingsError, Invalid
 from app.core.sanitise import read_json
-from app.http.errors import of_error, problem
+from app.http.errors import instance, of_error, problem, unexpected
 
 MOST_BYTES = 10 * 1024 * 1024
 INLINE_BYTES = 64 * 1024
@@ -25,11 +25,19 @@ class _TooLarge(Exception):
     pass
 
 
+class _NotJson(Exception):
+    pass
+
+
+class _Gone(Exception):
+    """The client went away before its body was whole."""
+
+
 class Guard:
     """Lets a request through when what it brings can be handled.
 
     A JSON body arrives at the routes cleaned: it can be stored and read again. Everything else is
-    refused with a problem document before any route runs.
+    refused with a problem document before any route runs. HEAD is answered as GET without its body.
     """
 
     def __init__(self, app: ASGIApp, *, new_id: Callable[[str], str]) -> None:
@@ -41,24 +49,33 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
+        given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else self._new_id("req")
         scope["request_id"] = request_id
+        exchange = _Exchange(
+            receive, send, request_id=request_id, is_head=scope["method"] == "HEAD"
+        )
+        if exchange.is_head:
+            # The server looks at its own scope to know that no body follows.
+            scope = {**scope, "method": "GET"}
+        try:
+            await self._pass(scope, exchange)
+        except _Gone:
+            return
+        except Exception as error:
+            if exchange.begun.is_set():
+                raise
+            refused = unexpected(error, path=instance(scope), request_id=request_id)
+            await refused(scope, receive, exchange.send)
 
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                out = MutableHeaders(scope=message)
-                out["X-Request-Id"] = request_id
-                out.setdefault("X-Content-Type-Options", "nosniff")
-            await send(message)
-
-        path = str(scope["path"])
+    async def _pass(self, scope: Scope, exchange: "_Exchange") -> None:
+        path, request_id = instance(scope), exchange.request_id
+        receive = exchange.receive
         refused = None
         try:
             _check_address(scope)
             if scope["method"] in {"POST", "PUT", "PATCH"}:
-                receive = await self._cleaned(headers, receive)
+                receive = await _cleaned(Headers(scope=scope), receive)
         except _TooLarge:
             refused = problem(
                 413,
@@ -71,42 +88,68 @@ class Guard:
             refused = problem(
                 415,
                 "unsupported_media_type",
-                "Send the body as JSON, with the header Content-Type: application/json.",
+                "Send the body as JSON, not compressed, with the header "
+                "Content-Type: application/json.",
                 path=path,
                 request_id=request_id,
             )
         except BearingsError as error:
-            refused = of_error(error, path="/", request_id=request_id)
-        if refused is not None:
-            await refused(scope, receive, answer)
-            return
-        await self._app(scope, receive, answer)
-
-    async def _cleaned(self, headers: Headers, receive: Receive) -> Receive:
-        """Read the whole body, and return a `receive` that gives it again, cleaned."""
-        raw = await _read(headers, receive)
-        if raw:
-            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json" and not kind.endswith("+json"):
-                raise _NotJson
-            if len(raw) <= INLINE_BYTES:
-                raw = _clean(raw)
-            else:
-                raw = await asyncio.to_thread(_clean, raw)
-        given = False
-
-        async def again() -> Message:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": raw, "more_body": False}
-
-        return again
+            refused = of_error(error, path=path, request_id=request_id)
+        await (refused or self._app)(scope, receive, exchange.send)
 
 
-class _NotJson(Exception):
-    pass
+class _Exchange:
+    """A request's two directions; what goes out carries the request's id, and no body for HEAD."""
+
+    def __init__(self, receive: Receive, send: Send, *, request_id: str, is_head: bool) -> None:
+        self._receive, self._send = receive, send
+        self.request_id, self.is_head = request_id, is_head
+        self.begun = asyncio.Event()
+
+    async def receive(self) -> Message:
+        """Return what the client sends; for HEAD, let a stream end behind its headers."""
+        if not self.is_head:
+            return await self._receive()
+        await self.begun.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Answer."""
+        if message["type"] == "http.response.start":
+            out = MutableHeaders(scope=message)
+            out["X-Request-Id"] = self.request_id
+            out.setdefault("X-Content-Type-Options", "nosniff")
+            await self._send(message)
+            self.begun.set()
+            if self.is_head:
+                await self._send({"type": "http.response.body"})
+        elif not self.is_head:
+            await self._send(message)
+
+
+async def _cleaned(headers: Headers, receive: Receive) -> Receive:
+    """Read the whole body, and return a `receive` that gives it again, cleaned."""
+    raw = await _read(headers, receive)
+    if raw:
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise _NotJson
+        if headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise _NotJson
+        if len(raw) <= INLINE_BYTES:
+            raw = _clean(raw)
+        else:
+            raw = await asyncio.to_thread(_clean, raw)
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    return again
 
 
 def _check_address(scope: Scope) -> None:
@@ -118,7 +161,7 @@ def _check_address(scope: Scope) -> None:
 
 async def _read(headers: Headers, receive: Receive) -> bytes:
     length = headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > MOST_BYTES:
+    if length.isdecimal() and int(length[:20]) > MOST_BYTES:
         raise _TooLarge
     parts: list[bytes] = []
     size = 0
@@ -126,7 +169,7 @@ async def _read(headers: Headers, receive: Receive) -> bytes:
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            break
+            raise _Gone
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > MOST_BYTES:

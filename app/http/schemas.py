@@ -1,22 +1,40 @@
 """Wire shapes, only where the wire differs from the core."""
 
-from typing import Annotated, Generic, Literal, Self, TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import Field, JsonValue, StringConstraints, field_validator, model_validator
+from fastapi.exceptions import RequestValidationError
+from pydantic import (
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
 
+from app.core.errors import Invalid
 from app.core.messages import Content, DataBlock, TextBlock
 from app.core.specs import RESERVED_FIELDS, EnvironmentValue
-from app.core.state import AgentState
+from app.core.state import AgentState, load_state
 from app.core.values import FieldName, JsonObject, Label, Value
 
 Item = TypeVar("Item")
 
 MOST_TEXT = 1_000_000
 MOST_FIELDS = 64
+MOST_VALUE = 4096
+"""Characters of a live value, as of an agent's `extra_fields`."""
 
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=MOST_TEXT)]
 Title: TypeAlias = Annotated[str, StringConstraints(max_length=256)]
-Id: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Id: TypeAlias = Annotated[
+    str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f\ufffd]+$", max_length=128)
+]
+StateDocument: TypeAlias = Annotated[
+    JsonObject, WithJsonSchema({"$ref": "#/components/schemas/AgentState"})
+]
+"""An `AgentState` as it comes in, to be read by `read_state`."""
 
 
 class List(Value, Generic[Item]):
@@ -37,13 +55,8 @@ class NewSession(Value):
     """Yours: sessions can be listed by it."""
     user_id: Id | None = None
     environment: dict[FieldName, EnvironmentValue] = Field(default={}, max_length=MOST_FIELDS)
-    state: AgentState | None = None
-    """An `AgentState` document to begin with, AgentScope's too."""
-
-    @field_validator("environment")
-    @classmethod
-    def _not_reserved(cls, values: dict[str, EnvironmentValue]) -> dict[str, EnvironmentValue]:
-        return refuse_reserved(values)
+    state: StateDocument | None = None
+    """An `AgentState` document to begin with, AgentScope's too; unknown fields are ignored."""
 
 
 class SessionChange(Value):
@@ -64,13 +77,16 @@ class NewMessage(Value):
     max_iters: int | None = Field(default=None, ge=1, le=1000)
     """Rounds of reasoning and acting, instead of the agent's."""
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if isinstance(self.content, list) and not any(
-            isinstance(block, DataBlock) or block.text.strip() for block in self.content
-        ):
-            raise ValueError("content: a message needs some text or data")
-        return self
+    @field_validator("content")
+    @classmethod
+    def _says_something(cls, content: str | list[Content]) -> str | list[Content]:
+        blocks = [TextBlock(text=content)] if isinstance(content, str) else content
+        texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+        if len(texts) == len(blocks) and not any(text.strip() for text in texts):
+            raise ValueError("a message needs some text or data")
+        if any(len(text) > MOST_TEXT for text in texts):
+            raise ValueError(f"a text has more than {MOST_TEXT} characters")
+        return content
 
     @property
     def blocks(self) -> list[TextBlock | DataBlock]:
@@ -83,17 +99,50 @@ Environment: TypeAlias = Annotated[
 ]
 
 
-def refuse_reserved(values: dict[str, EnvironmentValue]) -> dict[str, EnvironmentValue]:
+def check_environment(values: Mapping[str, EnvironmentValue], *, at: str) -> None:
     """Refuse names that the runtime tells itself, and values too long to be told.
 
+    Args:
+        values: Live values.
+        at: Where they stand in the body, as a JSON pointer.
+
     Raises:
-        ValueError: A name is reserved, or a value longer than 4,096 characters.
+        Invalid: A name is reserved, or a value longer than 4,096 characters.
     """
-    if taken := sorted(RESERVED_FIELDS.intersection(values)):
-        raise ValueError(f"{', '.join(taken)}: these names are the runtime's own")
-    if any(len(str(value)) > 4096 for value in values.values()):  # noqa: PLR2004 - as extra_fields
-        raise ValueError("a value is longer than 4,096 characters")
-    return values
+    problems = [
+        (f"{at}/{name}", "this name is the runtime's own")
+        for name in sorted(RESERVED_FIELDS.intersection(values))
+    ]
+    problems += [
+        (f"{at}/{name}", f"a value is longer than {MOST_VALUE} characters")
+        for name, value in values.items()
+        if isinstance(value, str) and len(value) > MOST_VALUE
+    ]
+    if problems:
+        raise Invalid("The values are not valid; `errors` says where.", errors=problems)
+
+
+def read_state(document: JsonObject, *, at: Sequence[str] = ()) -> AgentState:
+    """Read an `AgentState` document, ours or AgentScope's, ignoring fields that we do not know.
+
+    Args:
+        document: The document.
+        at: Where it stands in the body.
+
+    Raises:
+        RequestValidationError: A known field has a wrong value.
+    """
+    try:
+        return load_state(document)
+    except ValidationError as error:
+        body: object = document
+        for name in reversed(at):
+            body = {name: body}
+        wrong = [
+            {**each, "loc": ("body", *at, *each["loc"])}
+            for each in error.errors(include_url=False, include_input=False)
+        ]
+        raise RequestValidationError(wrong, body=body) from error
 
 
 class Interruption(Value):
@@ -120,6 +169,35 @@ class ToolGroup(Value):
 
 
 class Health(Value):
-    """Whether the service is there."""
+    """The service is there."""
 
-    status: Literal["ok", "unavailable"]
+    status: Literal["ok"] = "ok"
+
+
+class Wrong(Value):
+    """One thing that is wrong with a request."""
+
+    pointer: str
+    """Where, as a JSON pointer into the body, or `/query/…`, `/path/…`, `/header/…`."""
+    detail: str
+
+
+class Problem(Value):
+    """What went wrong, as RFC 9457 has it."""
+
+    type: str
+    """`urn:bearings:` and the code."""
+    title: str
+    status: int
+    detail: str
+    """For people: what is wrong and what to do."""
+    instance: str
+    """The path that was asked for."""
+    code: str
+    """Stable, for programs."""
+    request_id: str
+    """Stands in the log, too."""
+    errors: list[Wrong] = []
+    """With status 422: what is wrong where."""
+    reply_id: str = ""
+    """With code `session_busy`: the reply that is being written or comes next."""

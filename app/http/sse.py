@@ -5,11 +5,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 import anyio
 from sse_starlette import EventSourceResponse
 
+from app.core.errors import Unavailable
 from app.core.records import LogEntry
 
 HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 RETRY = b"retry: 1000\n\n"
-HEARTBEAT_SECONDS = 15
+AWAY = b": the log is out of reach; come back with your cursor\n\n"
+HEARTBEAT_SECONDS = 10
 SEND_TIMEOUT_SECONDS = 30
 """A reader that takes nothing for so long is let go; it comes back with its cursor."""
 SHUTDOWN_SECONDS = 1
@@ -20,7 +22,8 @@ def stream(
 ) -> EventSourceResponse:
     """Answer with events as they come.
 
-    Lines end with LF alone, because AG-UI clients split frames at two LFs only.
+    Lines end with LF alone, because AG-UI clients split frames at two LFs only. When the log cannot be
+    read for a while the stream ends with a comment, and its reader comes back with its cursor.
     """
     response = EventSourceResponse(
         _frames(entries),
@@ -39,5 +42,8 @@ def stream(
 
 async def _frames(entries: AsyncIterator[Sequence[LogEntry]]) -> AsyncGenerator[bytes, None]:
     yield RETRY
-    async for batch in entries:
-        yield b"".join(b"id: %d\ndata: %b\n\n" % (entry.seq, entry.wire()) for entry in batch)
+    try:
+        async for batch in entries:
+            yield b"".join(b"id: %d\ndata: %b\n\n" % (entry.seq, entry.wire()) for entry in batch)
+    except Unavailable:
+        yield AWAY

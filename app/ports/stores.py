@@ -212,6 +212,8 @@ class Submission:
 
     reply_id: str
     message: Msg
+    received: bytes
+    """The `MESSAGE_RECEIVED` event, encoded: the log and every reader get these bytes."""
     on_busy: OnBusy
     max_iters: int | None
 

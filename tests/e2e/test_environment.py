@@ -48,13 +48,13 @@ async def test_a_change_is_told_at_the_next_message_and_once(service: Service) -
 
 
 async def test_a_change_during_a_reply_is_told_before_its_next_step(
-    database_url: str, database: Database
+    own_url: str, own_database: Database
 ) -> None:
     wait = [TASK_LIST, {"_sleep": 0.5}, USAGE, DONE]
     async with (
         model_server(wait, [chunk("done"), STOP, USAGE, DONE]) as model,
         serving(
-            database_url=database_url, model="openai:test", model_base_url=model.base_url
+            database_url=own_url, model="openai:test", model_base_url=model.base_url
         ) as service,
     ):
         session = await service.session(await service.agent(**TRIGGERS))
@@ -71,4 +71,4 @@ async def test_a_change_during_a_reply_is_told_before_its_next_step(
     assert "<battery-level>5%</battery-level>" in told[1]
     roles = [message["role"] for message in model.requests[1]["messages"]]
     assert roles == ["system", "user", "user", "assistant", "tool", "user"]
-    assert await violations(database, session) == []
+    assert await violations(own_database, session) == []

@@ -23,12 +23,12 @@ async def started(client: httpx.AsyncClient, session: str, said: str) -> None:
 
 
 async def test_a_reply_that_speaks_is_stopped_and_what_it_said_stays(
-    database_url: str, database: Database
+    own_url: str, own_database: Database
 ) -> None:
     async with (
         model_server(HANG, WHOLE) as model,
         serving(
-            database_url=database_url, model="openai:test", model_base_url=model.base_url
+            database_url=own_url, model="openai:test", model_base_url=model.base_url
         ) as service,
     ):
         session = await service.session()
@@ -44,25 +44,25 @@ async def test_a_reply_that_speaks_is_stopped_and_what_it_said_stays(
     assert messages[-1]["finished_reason"] == "interrupted"
     assert messages[-1]["content"][-1]["text"] == "half an answer"
     assert final["content"][-1]["text"] == "whole"
-    assert await violations(database, session) == []
+    assert await violations(own_database, session) == []
 
 
 async def test_a_reply_is_stopped_from_another_replica(
-    database_url: str, database: Database
+    own_url: str, own_database: Database
 ) -> None:
     async with model_server(HANG) as model:
         settings = {"BEARINGS_MODEL": "openai:test", "BEARINGS_MODEL_BASE_URL": model.base_url}
-        async with process(database_url, **settings) as one:
+        async with process(own_url, **settings) as one:
             agent = (await one.client.post("/v1/agents", json={"name": "Friday"})).json()["id"]
             made = await one.client.post("/v1/sessions", json={"agent_id": agent})
             session = made.json()["id"]
             await one.client.post(f"/v1/sessions/{session}/messages", json={"content": "hi"})
             await started(one.client, session, "half an answer")
-            async with serving(database_url=database_url) as two:
+            async with serving(database_url=own_url) as two:
                 answer = await two.client.post(f"/v1/sessions/{session}/interrupt")
 
     assert answer.json()["status"] == "interrupted"
-    assert await violations(database, session) == []
+    assert await violations(own_database, session) == []
 
 
 async def test_a_reply_that_waits_for_its_turn_is_stopped_before_it_begins(

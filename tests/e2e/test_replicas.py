@@ -34,9 +34,9 @@ async def until_idle(client: httpx.AsyncClient, session: str) -> dict[str, Any]:
 
 
 async def test_200_messages_from_two_processes_are_answered_one_by_one(
-    database_url: str, database: Database
+    own_url: str, own_database: Database
 ) -> None:
-    async with process(database_url) as one, process(database_url) as two:
+    async with process(own_url) as one, process(own_url) as two:
         agent = (await one.client.post("/v1/agents", json={"name": "Friday"})).json()["id"]
         made = await one.client.post("/v1/sessions", json={"agent_id": agent})
         session = made.json()["id"]
@@ -53,7 +53,7 @@ async def test_200_messages_from_two_processes_are_answered_one_by_one(
         await until_idle(one.client, session)
         log = await read_log(two.client, session)
 
-    assert await violations(database, session) == []
+    assert await violations(own_database, session) == []
     ends = [event["reply_id"] for event in log if event["type"] == "REPLY_END"]
     assert sorted(ends) == sorted(replies)
     assert all(
@@ -62,7 +62,7 @@ async def test_200_messages_from_two_processes_are_answered_one_by_one(
 
 
 async def test_a_reply_goes_on_elsewhere_when_its_process_is_killed(
-    database_url: str, database: Database
+    own_url: str, own_database: Database
 ) -> None:
     hang = [chunk("half "), chunk("an answer"), {"_sleep": 600}]
     whole = [chunk("a whole "), chunk("answer"), STOP, USAGE, DONE]
@@ -72,14 +72,14 @@ async def test_a_reply_goes_on_elsewhere_when_its_process_is_killed(
             "BEARINGS_MODEL_BASE_URL": model.base_url,
             "BEARINGS_LEASE_TTL": "2",
         }
-        async with process(database_url, **settings) as one:
+        async with process(own_url, **settings) as one:
             agent = (await one.client.post("/v1/agents", json={"name": "Friday"})).json()["id"]
             made = await one.client.post("/v1/sessions", json={"agent_id": agent})
             session = made.json()["id"]
             seen = await _read_until_half(one, session)
             one.child.kill()
             await one.child.wait()
-        async with process(database_url, **settings) as two:
+        async with process(own_url, **settings) as two:
             await until_idle(two.client, session)
             log = await read_log(two.client, session)
             final = await two.client.post(
@@ -95,7 +95,7 @@ async def test_a_reply_goes_on_elsewhere_when_its_process_is_killed(
     resumed = next(event for event in log if event["type"] == "REPLY_RESUMED")
     begun = next(event for event in log if event["type"] == "TEXT_BLOCK_START")
     assert resumed["discard"] == [begun["block_id"]]
-    assert await violations(database, session) == []
+    assert await violations(own_database, session) == []
     said = [block["text"] for block in _last_said(model) if block["role"] == "assistant"]
     assert said == ["a whole answer"]
 
@@ -113,7 +113,7 @@ async def _read_until_half(one: Process, session: str) -> list[dict[str, Any]]:
             seen.append(event)
             if "".join(each.get("delta", "") for each in seen) == "half an answer":
                 return seen
-    raise AssertionError("the stream ended")
+    raise AssertionError(f"the stream ended: {seen}")
 
 
 def _last_said(model: ModelServer) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ def _last_said(model: ModelServer) -> list[dict[str, Any]]:
 
 
 async def test_a_reply_goes_on_elsewhere_at_once_when_its_process_is_told_to_stop(
-    database_url: str, database: Database
+    own_url: str, own_database: Database
 ) -> None:
     hang = [chunk("half "), chunk("an answer"), {"_sleep": 600}]
     whole = [chunk("a whole answer"), STOP, USAGE, DONE]
@@ -134,31 +134,31 @@ async def test_a_reply_goes_on_elsewhere_at_once_when_its_process_is_told_to_sto
             "BEARINGS_DRAIN_GRACE": "0",
         }
         async with (
-            process(database_url, **settings) as one,
-            process(database_url, **settings) as two,
+            process(own_url, **settings) as one,
+            process(own_url, **settings) as two,
         ):
             agent = (await one.client.post("/v1/agents", json={"name": "Friday"})).json()["id"]
             made = await one.client.post("/v1/sessions", json={"agent_id": agent})
             session = made.json()["id"]
             await _read_until_half(one, session)
-            running = await database.first(
+            running = await own_database.first(
                 "SELECT lease_until > clock_timestamp() AS held FROM sessions WHERE id = :id",
                 {"id": session},
             )
             one.child.terminate()
             two.child.terminate()
             codes = [await one.child.wait(), await two.child.wait()]
-        async with process(database_url, **settings) as three:
+        async with process(own_url, **settings) as three:
             await until_idle(three.client, session)
 
     assert running is not None
     assert running.held
     assert codes == [0, 0]
-    assert await violations(database, session) == []
+    assert await violations(own_database, session) == []
 
 
 async def test_a_process_that_is_told_to_stop_ends_with_streams_and_waits_open(
-    database_url: str,
+    own_url: str,
 ) -> None:
     async with model_server([{"_sleep": 600}]) as model:
         settings = {
@@ -166,7 +166,7 @@ async def test_a_process_that_is_told_to_stop_ends_with_streams_and_waits_open(
             "BEARINGS_MODEL_BASE_URL": model.base_url,
             "BEARINGS_DRAIN_GRACE": "1",
         }
-        async with process(database_url, **settings) as one:
+        async with process(own_url, **settings) as one:
             agent = (await one.client.post("/v1/agents", json={"name": "Friday"})).json()["id"]
             made = await one.client.post("/v1/sessions", json={"agent_id": agent})
             session = made.json()["id"]
@@ -220,7 +220,7 @@ async def test_a_reader_that_reconnects_at_random_sees_the_log(
 
 
 async def test_each_request_to_the_model_begins_with_the_whole_of_the_one_before(
-    database_url: str, database: Database
+    own_url: str, own_database: Database
 ) -> None:
     """Thirty turns with a tool call and an injection each: the prefix stays, so it stays cached."""
     turns: list[Any] = []
@@ -246,7 +246,7 @@ async def test_each_request_to_the_model_begins_with_the_whole_of_the_one_before
         turns += [[call, USAGE, DONE], [chunk(f"answer {number}"), STOP, USAGE, DONE]]
     async with model_server(*turns) as model:
         settings = {"BEARINGS_MODEL": "openai:test", "BEARINGS_MODEL_BASE_URL": model.base_url}
-        async with process(database_url, **settings) as one:
+        async with process(own_url, **settings) as one:
             spec = {"name": "Friday", "injection": {"time_interval": 0}}
             agent = (await one.client.post("/v1/agents", json=spec)).json()["id"]
             made = await one.client.post("/v1/sessions", json={"agent_id": agent})
@@ -261,9 +261,10 @@ async def test_each_request_to_the_model_begins_with_the_whole_of_the_one_before
             log = await read_log(one.client, session)
 
     requests: list[Any] = model.requests
-    assert len(requests) == 60
+    calls = [event["type"] for event in log].count("MODEL_CALL_START")
+    assert (len(requests), calls) == (60, 60)
     for earlier, later in pairwise(requests):
         assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
         assert later["tools"] == earlier["tools"]
     assert sum(event["type"] == "HINT_BLOCK" for event in log) >= 30
-    assert await violations(database, session) == []
+    assert await violations(own_database, session) == []

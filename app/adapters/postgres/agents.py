@@ -2,9 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-from app.adapters.postgres.database import AnyRow, Database, moment, prepared
+from app.adapters.postgres.database import Database, Row, Transaction, moment
 from app.adapters.postgres.once import happen_once
 from app.adapters.postgres.paging import page, read_cursor, read_number
 from app.core.errors import NotFound, VersionMismatch
@@ -39,14 +37,14 @@ ORDER BY a.id DESC LIMIT :limit
 _VERSIONS = f"""
 SELECT {_COLUMNS}
 WHERE a.id = :id AND a.tenant_id = :tenant AND NOT a.deleted
-  AND (CAST(:cursor AS integer) IS NULL OR v.version < :cursor)
+  AND (CAST(:cursor AS bigint) IS NULL OR v.version < :cursor)
 ORDER BY v.version DESC LIMIT :limit
 """
 _REPLACE = """
 WITH a AS (
   UPDATE agents SET version = version + 1, updated_at = clock_timestamp()
   WHERE id = :id AND tenant_id = :tenant AND NOT deleted
-    AND version = coalesce(CAST(:if_version AS integer), version)
+    AND version = coalesce(CAST(:if_version AS bigint), version)
   RETURNING version, created_at, updated_at
 ), v AS (
   INSERT INTO agent_versions (agent_id, version, tenant_id, spec, created_at)
@@ -70,9 +68,9 @@ class PostgresAgents:
     ) -> Made[Agent]:
         """Keep a new agent as version 1."""
 
-        async def work(connection: AsyncConnection) -> Agent:
+        async def work(transaction: Transaction) -> Agent:
             values = {"id": agent_id, "tenant": tenant, "spec": spec.model_dump_json()}
-            row = (await connection.execute(prepared(_INSERT), values)).one()
+            row = await transaction.one(_INSERT, values)
             return _agent(agent_id, 1, spec, row.created_at, row.created_at)
 
         return await happen_once(self._database, tenant, once, Agent, work)
@@ -89,20 +87,20 @@ class PostgresAgents:
 
     async def page(self, tenant: str, *, limit: int, cursor: str | None) -> Page[Agent]:
         """List the newest version of each agent, newest agent first."""
-        values = {"tenant": tenant, "limit": limit + 1, "cursor": read_cursor(cursor)}
+        values = {"tenant": tenant, "limit": limit + 1, "cursor": read_cursor(cursor, of="agents")}
         rows = await self._database.all(_PAGE, values)
-        return page(rows, limit=limit, item=agent_of, place=lambda row: row.id)
+        return page(rows, limit=limit, of="agents", item=agent_of, place=lambda row: row.id)
 
     async def versions(
         self, tenant: str, agent_id: str, *, limit: int, cursor: str | None
     ) -> Page[Agent]:
         """List an agent's versions, newest first."""
-        place = read_number(cursor)
+        place = read_number(cursor, of="versions")
         values = {"id": agent_id, "tenant": tenant, "limit": limit + 1, "cursor": place}
         rows = await self._database.all(_VERSIONS, values)
         if not rows and place is None:
             raise NotFound(f"There is no agent {agent_id}.")
-        return page(rows, limit=limit, item=agent_of, place=lambda row: row.version)
+        return page(rows, limit=limit, of="versions", item=agent_of, place=lambda row: row.version)
 
     async def replace(
         self, tenant: str, agent_id: str, spec: AgentSpec, *, if_version: int | None
@@ -129,7 +127,7 @@ class PostgresAgents:
             raise NotFound(f"There is no agent {agent_id}.")
 
 
-def agent_of(row: AnyRow) -> Agent:
+def agent_of(row: Row) -> Agent:
     """Make an agent of a row with its id, version, spec and times."""
     spec = AgentSpec.model_validate_json(row.spec)
     return _agent(row.id, row.version, spec, row.created_at, row.updated_at)

@@ -1,26 +1,64 @@
 """Reaches Postgres: one pool a process, short transactions, and errors that say what to do."""
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 import asyncpg
-import orjson
-from sqlalchemy import Row, TextClause, text
-from sqlalchemy.exc import DBAPIError, InterfaceError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from app.core.errors import BearingsError, Unavailable
 
 Parameters: TypeAlias = Mapping[str, object]
-AnyRow: TypeAlias = Row[Any]
-"""A row as the driver gives it: each repository knows its columns and makes core values of them."""
 
 POOL_WAIT_SECONDS = 5
+STATEMENT_SECONDS = 30
+IDLE_IN_TRANSACTION_MS = 10_000
+"""Postgres itself ends a transaction that a frozen process left open."""
+
+
+class Row(asyncpg.Record):
+    """A row whose columns are read by name; no row leaves this room."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - what a column holds, its statement says
+        """Return a column."""
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
+
+
+class Transaction:
+    """Statements of one transaction, or one statement that is a transaction by itself.
+
+    Values are given by name and always bound: `:name` in a statement is never put in as text.
+    """
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+
+    async def all(self, statement: str, parameters: Parameters) -> Sequence[Row]:
+        """Run a statement and return its rows."""
+        text, names = _positional(statement)
+        return await self._connection.fetch(text, *[parameters[name] for name in names])
+
+    async def first(self, statement: str, parameters: Parameters) -> Row | None:
+        """Run a statement and return its first row, if it has one."""
+        rows = await self.all(statement, parameters)
+        return rows[0] if rows else None
+
+    async def one(self, statement: str, parameters: Parameters) -> Row:
+        """Run a statement that always has a row, and return it."""
+        return (await self.all(statement, parameters))[0]
+
+    async def run(self, statement: str, parameters: Parameters) -> int:
+        """Run a statement and return how many rows it changed."""
+        text, names = _positional(statement)
+        status = await self._connection.execute(text, *[parameters[name] for name in names])
+        count = status.rpartition(" ")[2]
+        return int(count) if count.isdecimal() else 0
 
 
 class Database:
@@ -37,52 +75,39 @@ class Database:
             url: `postgresql://…`, with or without a driver in its scheme.
             pool_size: Most connections of this process, beside one for wake-ups.
         """
-        self.url = re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql+asyncpg://", url)
-        self.engine: AsyncEngine = create_async_engine(
-            self.url,
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=POOL_WAIT_SECONDS,
-            pool_pre_ping=False,
-            pool_reset_on_return=None,
-            json_serializer=_dumps,
-            json_deserializer=orjson.loads,
-            connect_args={
-                "timeout": 5,
-                "command_timeout": 30,
-                "prepared_statement_name_func": lambda: f"__bearings_{uuid4().hex}__",
-                "server_settings": {
-                    "application_name": "bearings",
-                    "idle_in_transaction_session_timeout": "10000",
-                    "jit": "off",
-                },
-            },
-        )
-
-        # A single statement is a transaction by itself: one round trip instead of three.
-        self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self.url = re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql://", url)
+        self._pool_size = pool_size
+        self._pool: asyncpg.Pool | None = None
+        self._opening = asyncio.Lock()
 
     @asynccontextmanager
-    async def begin(self) -> AsyncGenerator[AsyncConnection, None]:
+    async def begin(self, *, snapshot: bool = False) -> AsyncGenerator[Transaction, None]:
         """Open a transaction that is committed when the block ends well.
 
+        Args:
+            snapshot: All statements see the database as it was at the first; nothing is written.
+
         Yields:
-            A connection, to be used by this task alone and not kept.
+            The transaction, to be used by this task alone and not kept.
 
         Raises:
             Unavailable: The database cannot be reached, or no connection is free in time.
         """
         with _trouble_is_unavailable():
-            async with self.engine.begin() as connection:
-                yield connection
+            pool = await self._opened()
+            async with pool.acquire(timeout=POOL_WAIT_SECONDS) as connection:
+                isolation = "repeatable_read" if snapshot else "read_committed"
+                async with connection.transaction(isolation=isolation, readonly=snapshot):
+                    yield Transaction(connection)
 
-    async def all(self, statement: str, parameters: Parameters) -> Sequence[AnyRow]:
-        """Run one statement as its own transaction and return its rows."""
+    async def all(self, statement: str, parameters: Parameters) -> Sequence[Row]:
+        """Run one statement as its own transaction and return its rows: one round trip."""
         with _trouble_is_unavailable():
-            async with self._single.connect() as connection:
-                return (await connection.execute(prepared(statement), parameters)).all()
+            pool = await self._opened()
+            async with pool.acquire(timeout=POOL_WAIT_SECONDS) as connection:
+                return await Transaction(connection).all(statement, parameters)
 
-    async def first(self, statement: str, parameters: Parameters) -> AnyRow | None:
+    async def first(self, statement: str, parameters: Parameters) -> Row | None:
         """Run one statement as its own transaction and return its first row, if it has one."""
         rows = await self.all(statement, parameters)
         return rows[0] if rows else None
@@ -90,8 +115,9 @@ class Database:
     async def run(self, statement: str, parameters: Parameters) -> int:
         """Run one statement as its own transaction and return how many rows it changed."""
         with _trouble_is_unavailable():
-            async with self._single.connect() as connection:
-                return (await connection.execute(prepared(statement), parameters)).rowcount
+            pool = await self._opened()
+            async with pool.acquire(timeout=POOL_WAIT_SECONDS) as connection:
+                return await Transaction(connection).run(statement, parameters)
 
     async def is_reachable(self) -> bool:
         """Tell whether the database answers."""
@@ -102,22 +128,30 @@ class Database:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self.engine.dispose()
+        if self._pool is not None:
+            self._pool.terminate()
 
-
-_statements: dict[str, TextClause] = {}
-
-
-def prepared(statement: str) -> TextClause:
-    """Return the clause of a statement, the same object every time, so that its cache works."""
-    found = _statements.get(statement)
-    if found is None:
-        found = _statements[statement] = text(statement)
-    return found
-
-
-def _dumps(value: object) -> str:
-    return orjson.dumps(value).decode()
+    async def _opened(self) -> asyncpg.Pool:
+        if self._pool is None:
+            async with self._opening:
+                if self._pool is None:
+                    self._pool = await asyncpg.create_pool(
+                        self.url,
+                        min_size=0,
+                        max_size=self._pool_size,
+                        record_class=Row,
+                        # The default asks the server to undo what a connection's user may have set,
+                        # a round trip each time. Ours set nothing.
+                        reset=_leave_as_it_is,
+                        timeout=POOL_WAIT_SECONDS,
+                        command_timeout=STATEMENT_SECONDS,
+                        server_settings={
+                            "application_name": "bearings",
+                            "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_MS),
+                            "jit": "off",
+                        },
+                    )
+        return self._pool
 
 
 def moment(value: datetime) -> str:
@@ -125,26 +159,41 @@ def moment(value: datetime) -> str:
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+_statements: dict[str, tuple[str, list[str]]] = {}
+
+
+def _positional(statement: str) -> tuple[str, list[str]]:
+    """Write a statement with the driver's `$1` in place of `:name`; each statement once."""
+    known = _statements.get(statement)
+    if known is None:
+        names: list[str] = []
+
+        def place(found: re.Match[str]) -> str:
+            if found[1] not in names:
+                names.append(found[1])
+            return f"${names.index(found[1]) + 1}"
+
+        text = re.sub(r"(?<!:):([a-z_]+)\b", place, statement)
+        known = _statements[statement] = (text, names)
+    return known
+
+
+async def _leave_as_it_is(_connection: asyncpg.Connection) -> None:
+    pass
+
+
 @contextmanager
 def _trouble_is_unavailable() -> Generator[None, None, None]:
     """Turn trouble of the database into `Unavailable`; a mistake of ours stays what it is."""
     try:
         yield
-    except BearingsError:
+    except asyncpg.DataError:
         raise
-    except (PoolTimeout, InterfaceError, OSError, TimeoutError) as error:
+    except (asyncpg.InterfaceError, OSError, TimeoutError) as error:
         raise Unavailable("The database is busy or out of reach.") from error
     except asyncpg.PostgresError as error:
-        if _is_trouble(error):
+        # Connection, resources, an object in use, an operator's intervention, a rolled back
+        # transaction: a restart, a full disk, a lock, a deadlock.
+        if (error.sqlstate or "")[:2] in {"08", "53", "55", "57", "40"}:
             raise Unavailable("The database is busy or out of reach.") from error
         raise
-    except DBAPIError as error:
-        if error.connection_invalidated or _is_trouble(error.orig):
-            raise Unavailable("The database is busy or out of reach.") from error
-        raise
-
-
-def _is_trouble(error: BaseException | None) -> bool:
-    """Tell a restart, a full disk, a lock or a deadlock by its class of SQLSTATE."""
-    code = str(getattr(error, "sqlstate", None) or "")
-    return code[:2] in {"08", "53", "55", "57", "40"}

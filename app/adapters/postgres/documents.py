@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import orjson
 from pydantic import TypeAdapter
 
-from app.adapters.postgres.database import AnyRow
+from app.adapters.postgres.database import Row
 from app.core.messages import Block, Msg
 from app.core.state import AgentState, load_state
 from app.ports.stores import StoredMessage
@@ -55,9 +55,7 @@ def whole(context: Sequence[Msg], *, start: int) -> list[StoredMessage]:
     ]
 
 
-def read_messages(
-    message_rows: Sequence[AnyRow], block_rows: Sequence[AnyRow]
-) -> Mapping[int, Msg]:
+def read_messages(message_rows: Sequence[Row], block_rows: Sequence[Row]) -> Mapping[int, Msg]:
     """Put messages together from their rows, by position and in its order."""
     parts: dict[int, list[str]] = {row.pos: [] for row in message_rows}
     for row in block_rows:

@@ -8,10 +8,9 @@ numbers of events come from that row too, so the order of commits is the order o
 from datetime import timedelta
 
 import orjson
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.adapters.postgres.agents import agent_of
-from app.adapters.postgres.database import AnyRow, Database, prepared
+from app.adapters.postgres.database import Database, Row, Transaction
 from app.adapters.postgres.documents import head_json, message_rows, read_state
 from app.adapters.postgres.sessions import read_context
 from app.core.apply import Standing, apply
@@ -165,12 +164,12 @@ class PostgresLeases:
     async def load(self, claim: Claim) -> Loaded:
         """Read where the session stands: the stored state, and the events since."""
         lease = claim.lease
-        async with self._database.begin() as connection:
-            row = (await connection.execute(prepared(_HEAD), _names(lease))).first()
+        async with self._database.begin() as transaction:
+            row = await transaction.first(_HEAD, _names(lease))
             if row is None:
                 raise Fenced
-            context = await read_context(connection, lease.session_id, start=row.context_from)
-            since = await _events_since(connection, lease.session_id, row.head_seq)
+            context = await read_context(transaction, lease.session_id, start=row.context_from)
+            since = await _events_since(transaction, lease.session_id, row.head_seq)
         standing = Standing(
             state=read_state(row.head, context.values()),
             agent_name=claim.agent.name,
@@ -235,7 +234,7 @@ def _names(lease: Lease) -> dict[str, object]:
     return {"session": lease.session_id, "epoch": lease.epoch, "owner": lease.owner}
 
 
-def _queued(row: AnyRow) -> Queued:
+def _queued(row: Row) -> Queued:
     return Queued(
         reply_id=row.id,
         message=Msg.model_validate_json(row.message, extra="ignore"),
@@ -243,9 +242,9 @@ def _queued(row: AnyRow) -> Queued:
     )
 
 
-async def _events_since(connection: AsyncConnection, session_id: str, seq: int) -> list[AnyRow]:
+async def _events_since(transaction: Transaction, session_id: str, seq: int) -> list[Row]:
     found = {"session": session_id, "seq": seq}
-    return list((await connection.execute(prepared(_EVENTS_SINCE), found)).all())
+    return list(await transaction.all(_EVENTS_SINCE, found))
 
 
 def _batch_values(batch: Batch) -> dict[str, object]:

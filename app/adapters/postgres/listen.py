@@ -1,7 +1,6 @@
 """Wake-ups between replicas by LISTEN and NOTIFY: coalesced, outside every append, hints only."""
 
 import asyncio
-import re
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,7 +12,7 @@ from app.adapters.postgres.database import Database
 log = structlog.get_logger()
 
 CHANNEL = "bearings"
-PAUSE_SECONDS = 0.02
+PAUSE_SECONDS = 0.03
 """How long wake-ups are collected before they are sent together."""
 RETRY_SECONDS = 2.0
 MOST_BYTES = 7_500
@@ -77,11 +76,10 @@ class PostgresSignals:
                     break
 
     async def _listen(self) -> None:
-        url = re.sub(r"\+\w+://", "://", self._database.url)
         while True:
             connection: asyncpg.Connection | None = None
             try:
-                connection = await asyncpg.connect(url, timeout=5)
+                connection = await asyncpg.connect(self._database.url, timeout=5)
                 self._gone.clear()
                 connection.add_termination_listener(lambda _: self._gone.set())
                 await connection.add_listener(CHANNEL, self._hear)

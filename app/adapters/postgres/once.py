@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import asyncpg
 from pydantic import BaseModel
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.adapters.postgres.database import Database, prepared
+from app.adapters.postgres.database import Database, Transaction
 from app.core.errors import KeyInFlight, KeyReused, Unavailable
 from app.ports.stores import Made, Once
 
@@ -35,7 +35,7 @@ async def happen_once(
     tenant: str,
     given: Once | None,
     kind: type[Answer],
-    work: Callable[[AsyncConnection], Awaitable[Answer]],
+    work: Callable[[Transaction], Awaitable[Answer]],
 ) -> Made[Answer]:
     """Do the work in a transaction, or give the answer of the request that did it.
 
@@ -45,24 +45,20 @@ async def happen_once(
         KeyReused: The key was used with another request.
         KeyInFlight: The first request has not ended in time.
     """
-    async with database.begin() as connection:
+    async with database.begin() as transaction:
         if given is None:
-            return Made(await work(connection))
+            return Made(await work(transaction))
         names = {"tenant": tenant, "scope": given.scope, "key": given.key}
         try:
-            await connection.execute(prepared("SET LOCAL lock_timeout = '2s'"))
-            mine = await connection.execute(
-                prepared(_TAKE), {**names, "fingerprint": given.fingerprint}
-            )
-        except Exception as error:
-            if getattr(getattr(error, "orig", None), "sqlstate", "") == "55P03":
-                raise KeyInFlight from error
-            raise
-        if mine.first() is not None:
-            answer = await work(connection)
-            await connection.execute(prepared(_KEEP), {**names, "answer": answer.model_dump_json()})
+            await transaction.run("SET LOCAL lock_timeout = '2s'", {})
+            mine = await transaction.first(_TAKE, {**names, "fingerprint": given.fingerprint})
+        except asyncpg.LockNotAvailableError as error:
+            raise KeyInFlight from error
+        if mine is not None:
+            answer = await work(transaction)
+            await transaction.run(_KEEP, {**names, "answer": answer.model_dump_json()})
             return Made(answer)
-        kept = (await connection.execute(prepared(_FIND), names)).first()
+        kept = await transaction.first(_FIND, names)
     if kept is None or kept.answer is None:
         raise Unavailable("The first request with this Idempotency-Key failed; send it again.")
     if bytes(kept.fingerprint) != given.fingerprint:

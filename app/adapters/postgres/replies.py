@@ -1,15 +1,13 @@
 """Accepted messages and the replies that answer them, in Postgres."""
 
 import orjson
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.adapters.postgres.database import AnyRow, Database, moment, prepared
+from app.adapters.postgres.database import Database, Row, Transaction, moment
 from app.adapters.postgres.documents import read_messages
 from app.adapters.postgres.once import happen_once
 from app.adapters.postgres.paging import page, read_number
 from app.adapters.postgres.sessions import no_session, usage_of
 from app.core.errors import NotFound, SessionBusy
-from app.core.events import MessageReceivedEvent
 from app.core.messages import ErrorInfo, Msg
 from app.core.records import Accepted, Reply
 from app.ports.stores import Made, Once, Page, Submission
@@ -85,11 +83,6 @@ class PostgresReplies:
         self, tenant: str, session_id: str, submission: Submission, *, once: Once | None
     ) -> Made[Accepted]:
         """Accept a message: when this returns, it will be answered, whatever happens."""
-        event = MessageReceivedEvent(
-            reply_id=submission.reply_id,
-            message=submission.message,
-            created_at=submission.message.created_at,
-        )
         values = {
             "session": session_id,
             "tenant": tenant,
@@ -97,7 +90,7 @@ class PostgresReplies:
             "reply": submission.reply_id,
             "message": submission.message.model_dump_json(),
             "max_iters": submission.max_iters,
-            "event": event.encode().decode(),
+            "event": submission.received.decode(),
         }
         if once is None:
             row = await self._database.first(_SUBMIT, values)
@@ -105,8 +98,8 @@ class PostgresReplies:
                 await self._refuse(tenant, session_id)
             return Made(_accepted(submission, row))
 
-        async def work(connection: AsyncConnection) -> Accepted:
-            row = (await connection.execute(prepared(_SUBMIT), values)).first()
+        async def work(transaction: Transaction) -> Accepted:
+            row = await transaction.first(_SUBMIT, values)
             if row is None:
                 await self._refuse(tenant, session_id)
             return _accepted(submission, row)
@@ -129,12 +122,12 @@ class PostgresReplies:
             "session": session_id,
             "tenant": tenant,
             "limit": limit + 1,
-            "cursor": read_number(cursor),
+            "cursor": read_number(cursor, of="replies"),
         }
         rows = await self._database.all(_PAGE, values)
         if not rows:
             await self._find(tenant, session_id)
-        return page(rows, limit=limit, item=_reply, place=lambda row: row.seq)
+        return page(rows, limit=limit, of="replies", item=_reply, place=lambda row: row.seq)
 
     async def message(self, tenant: str, session_id: str, reply_id: str) -> Msg | None:
         """Return the message that a reply has written, None when it has written none."""
@@ -152,7 +145,7 @@ class PostgresReplies:
             raise no_session(session_id)
         return row.reply_id
 
-    async def _find(self, tenant: str, session_id: str) -> AnyRow:
+    async def _find(self, tenant: str, session_id: str) -> Row:
         row = await self._database.first(_BUSY_WITH, {"session": session_id, "tenant": tenant})
         if row is None:
             raise no_session(session_id)
@@ -168,7 +161,7 @@ class PostgresReplies:
         )
 
 
-def _accepted(submission: Submission, row: AnyRow | None) -> Accepted:
+def _accepted(submission: Submission, row: Row | None) -> Accepted:
     seq: int = row.seq if row is not None else 0
     return Accepted(
         reply_id=submission.reply_id,
@@ -178,7 +171,7 @@ def _accepted(submission: Submission, row: AnyRow | None) -> Accepted:
     )
 
 
-def _reply(row: AnyRow) -> Reply:
+def _reply(row: Row) -> Reply:
     return Reply.model_construct(
         id=row.id,
         session_id=row.session_id,

@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 
 import orjson
-from sqlalchemy import Row
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.adapters.postgres.database import AnyRow, Database, moment, prepared
+from app.adapters.postgres.database import Database, Row, Transaction, moment
 from app.adapters.postgres.documents import (
     INSERT_BLOCKS,
     INSERT_MESSAGES,
@@ -131,7 +129,7 @@ class PostgresSessions:
         state = new.state or AgentState()
         state.session_id = session_id
 
-        async def work(connection: AsyncConnection) -> Session:
+        async def work(transaction: Transaction) -> Session:
             values = {
                 "id": session_id,
                 "tenant": tenant,
@@ -143,13 +141,13 @@ class PostgresSessions:
                 "environment": orjson.dumps(new.environment).decode(),
                 "head": head_json(state),
             }
-            row = (await connection.execute(prepared(_INSERT), values)).first()
+            row = await transaction.first(_INSERT, values)
             if row is None:
                 raise NotFound(f"There is no agent {new.agent_id}.")
             if new.state is not None:
-                await _import(connection, tenant, session_id, state)
+                await _import(transaction, tenant, session_id, state)
                 found = {"id": session_id, "tenant": tenant}
-                row = (await connection.execute(prepared(_GET), found)).one()
+                row = await transaction.one(_GET, found)
             return session_of(row)
 
         return await happen_once(self._database, tenant, once, Session, work)
@@ -168,7 +166,7 @@ class PostgresSessions:
         metadata = None if which.metadata is None else orjson.dumps(which.metadata).decode()
         values = {
             "tenant": tenant,
-            "cursor": read_cursor(cursor),
+            "cursor": read_cursor(cursor, of="sessions"),
             "agent": which.agent_id,
             "user": which.user_id,
             "metadata": metadata,
@@ -178,7 +176,7 @@ class PostgresSessions:
             "limit": limit + 1,
         }
         rows = await self._database.all(_PAGE, values)
-        return page(rows, limit=limit, item=session_of, place=lambda row: row.id)
+        return page(rows, limit=limit, of="sessions", item=session_of, place=lambda row: row.id)
 
     async def change(self, tenant: str, session_id: str, change: SessionChange) -> Session:
         """Change what people see of a session."""
@@ -197,22 +195,21 @@ class PostgresSessions:
     async def delete(self, tenant: str, session_id: str) -> None:
         """Delete a session with everything in it; whoever writes its reply is fenced off."""
         found = {"id": session_id, "tenant": tenant}
-        async with self._database.begin() as connection:
-            if not (await connection.execute(prepared(_DELETE), found)).rowcount:
+        async with self._database.begin() as transaction:
+            if not await transaction.run(_DELETE, found):
                 raise no_session(session_id)
             for statement in _DELETE_PARTS:
-                await connection.execute(prepared(statement), {"id": session_id})
+                await transaction.run(statement, {"id": session_id})
 
     async def state(self, tenant: str, session_id: str) -> tuple[AgentState, int]:
         """Return the state as of the last finished step, and its version."""
-        async with self._database.begin() as connection:
-            # One snapshot for the three reads: a step that ends meanwhile is in all of them or none.
-            await connection.execute(prepared("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+        # One snapshot for the three reads: a step that ends meanwhile is in all of them or none.
+        async with self._database.begin(snapshot=True) as transaction:
             found = {"id": session_id, "tenant": tenant}
-            row = (await connection.execute(prepared(_HEAD), found)).first()
+            row = await transaction.first(_HEAD, found)
             if row is None:
                 raise no_session(session_id)
-            context = await read_context(connection, session_id, start=row.context_from)
+            context = await read_context(transaction, session_id, start=row.context_from)
         return read_state(row.head, context.values()), row.state_version
 
     async def import_state(
@@ -220,9 +217,9 @@ class PostgresSessions:
     ) -> int:
         """Replace the whole state, and return its new version."""
         state.session_id = session_id
-        async with self._database.begin() as connection:
+        async with self._database.begin() as transaction:
             found = {"id": session_id, "tenant": tenant}
-            row = (await connection.execute(prepared(_LOCK), found)).first()
+            row = await transaction.first(_LOCK, found)
             if row is None:
                 raise no_session(session_id)
             if row.reply_id is not None or row.queued:
@@ -235,7 +232,7 @@ class PostgresSessions:
                 raise VersionMismatch(
                     f"The state is at version {row.state_version}, not {if_version}: read it again."
                 )
-            return await _import(connection, tenant, session_id, state)
+            return await _import(transaction, tenant, session_id, state)
 
     async def environment(self, tenant: str, session_id: str) -> Environment:
         """Return the live values of the session's surroundings."""
@@ -275,7 +272,7 @@ class PostgresSessions:
         await self.get(tenant, session_id)
         rows = await self._database.all(
             _NEWEST_FIRST if newest_first else _OLDEST_FIRST,
-            {"id": session_id, "cursor": read_number(cursor), "limit": limit + 1},
+            {"id": session_id, "cursor": read_number(cursor, of="messages"), "limit": limit + 1},
         )
         shown = rows[:limit]
         if not shown:
@@ -286,17 +283,21 @@ class PostgresSessions:
         )
         messages = read_messages(shown, blocks)
         return page(
-            rows, limit=limit, item=lambda row: messages[row.pos], place=lambda row: row.pos
+            rows,
+            limit=limit,
+            of="messages",
+            item=lambda row: messages[row.pos],
+            place=lambda row: row.pos,
         )
 
 
 async def read_context(
-    connection: AsyncConnection, session_id: str, *, start: int
+    transaction: Transaction, session_id: str, *, start: int
 ) -> Mapping[int, Msg]:
     """Read the messages of a session from a position on, by position."""
     found = {"id": session_id, "pos": start}
-    messages = (await connection.execute(prepared(_MESSAGES_FROM), found)).all()
-    blocks = (await connection.execute(prepared(_BLOCKS_FROM), found)).all()
+    messages = await transaction.all(_MESSAGES_FROM, found)
+    blocks = await transaction.all(_BLOCKS_FROM, found)
     return read_messages(messages, blocks)
 
 
@@ -305,7 +306,7 @@ def no_session(session_id: str) -> NotFound:
     return NotFound(f"There is no session {session_id}.")
 
 
-def session_of(row: AnyRow | Row[tuple[object, ...]]) -> Session:
+def session_of(row: Row) -> Session:
     """Make a snapshot of a row."""
     status: SessionStatus = "running" if row.reply_id else "queued" if row.queued else "idle"
     return Session.model_construct(
@@ -327,7 +328,7 @@ def session_of(row: AnyRow | Row[tuple[object, ...]]) -> Session:
     )
 
 
-def usage_of(row: AnyRow) -> Usage:
+def usage_of(row: Row) -> Usage:
     """Make a usage of a row's four token columns."""
     return Usage(
         input_tokens=row.input_tokens,
@@ -337,23 +338,14 @@ def usage_of(row: AnyRow) -> Usage:
     )
 
 
-async def _import(
-    connection: AsyncConnection, tenant: str, session_id: str, state: AgentState
-) -> int:
+async def _import(transaction: Transaction, tenant: str, session_id: str, state: AgentState) -> int:
     """Write a whole state over what is there; the row is locked by this transaction."""
     event = StateUpdatedEvent(part="state", value=state.model_dump(mode="json"))
     names = {"session": session_id, "tenant": tenant}
     for table in ("blocks", "messages"):
-        await connection.execute(
-            prepared(f"DELETE FROM {table} WHERE session_id = :session"),
-            names,
-        )
+        await transaction.run(f"DELETE FROM {table} WHERE session_id = :session", names)
     columns = message_rows(whole(state.context, start=0))
-    await connection.execute(
-        prepared(INSERT_MESSAGES), names | {k: v for k, v in columns.items() if k[0] == "m"}
-    )
-    await connection.execute(
-        prepared(INSERT_BLOCKS), names | {k: v for k, v in columns.items() if k[0] == "b"}
-    )
+    await transaction.run(INSERT_MESSAGES, names | columns)
+    await transaction.run(INSERT_BLOCKS, names | columns)
     values = names | {"head": head_json(state), "event": event.encode().decode()}
-    return (await connection.execute(prepared(_IMPORT), values)).one().state_version
+    return (await transaction.one(_IMPORT, values)).state_version

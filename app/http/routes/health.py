@@ -1,8 +1,9 @@
 """Whether the service is there."""
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 from fastapi.responses import RedirectResponse
 
+from app.core.errors import Unavailable
 from app.http.dependencies import EngineParts
 from app.http.schemas import Health
 
@@ -12,17 +13,15 @@ router = APIRouter(tags=["health"])
 @router.get("/healthz")
 async def alive() -> Health:
     """Tell that the process runs; touches nothing."""
-    return Health(status="ok")
+    return Health()
 
 
-@router.get("/readyz", responses={503: {"model": Health}})
-async def ready(response: Response, engine: EngineParts) -> Health:
+@router.get("/readyz", responses={503: {"description": "Not now."}})
+async def ready(engine: EngineParts) -> Health:
     """Tell whether requests can be served: the database answers, and the process is not ending."""
-    if await engine.is_ready():
-        return Health(status="ok")
-    response.status_code = 503
-    response.headers["Retry-After"] = "1"
-    return Health(status="unavailable")
+    if not await engine.is_ready():
+        raise Unavailable("The database is out of reach, or the process is ending.")
+    return Health()
 
 
 @router.get("/", include_in_schema=False)

@@ -17,6 +17,7 @@ from app.http.dependencies import (
     Idempotency,
     Limit,
     Patience,
+    wants_events,
 )
 from app.http.schemas import List, NewMessage
 from app.http.sse import stream
@@ -66,7 +67,7 @@ async def send(
     headers = {"Location": f"/v1/sessions/{session_id}/replies/{accepted.reply_id}"}
     if made.replayed:
         headers["Idempotency-Replayed"] = "true"
-    if "text/event-stream" in request.headers.get("accept", ""):
+    if wants_events(request, default=False):
         return stream(_batches(engine, session_id, accepted), headers=headers)
     if patience is not None:
         final = await engine.replies.wait(caller.tenant, session_id, accepted, patience=patience)

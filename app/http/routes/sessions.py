@@ -1,14 +1,14 @@
 """Sessions: conversations with one agent each."""
 
-from datetime import datetime
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, NoReturn
 
-import orjson
 from fastapi import APIRouter, Query, Response
 
 from app.core.errors import Invalid
 from app.core.records import Session, SessionStatus
 from app.core.repair import repair
+from app.core.sanitise import read_json
 from app.core.values import JsonObject
 from app.http.dependencies import (
     CurrentCaller,
@@ -17,7 +17,7 @@ from app.http.dependencies import (
     Idempotency,
     Limit,
 )
-from app.http.schemas import List, NewSession, SessionChange
+from app.http.schemas import List, NewSession, SessionChange, check_environment, read_state
 from app.ports import stores
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -32,8 +32,10 @@ async def create(
     once: Idempotency,
 ) -> Session:
     """Begin a session."""
-    if new.state is not None:
-        repair(new.state)
+    check_environment(new.environment, at="/environment")
+    state = None if new.state is None else read_state(new.state, at=["state"])
+    if state is not None:
+        repair(state)
     beginning = stores.NewSession(
         agent_id=new.agent_id,
         follow_agent=new.agent_version == "follow",
@@ -41,7 +43,7 @@ async def create(
         metadata=new.metadata,
         user_id=new.user_id,
         environment=dict(new.environment),
-        state=new.state,
+        state=state,
     )
     made = await engine.sessions.create(caller.tenant, engine.new_id("ses"), beginning, once=once)
     response.headers["Location"] = f"/v1/sessions/{made.value.id}"
@@ -103,25 +105,24 @@ async def delete(session_id: str, engine: EngineParts, caller: CurrentCaller) ->
 
 def _contained(text: str) -> JsonObject:
     try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise _no_object() from error
-    if not isinstance(value, dict) or "\\u0000" in text:
-        raise _no_object()
-    return value  # pyright: ignore[reportUnknownVariableType] - it was read from JSON
-
-
-def _no_object() -> Invalid:
-    return Invalid(
-        "The filter is not valid.",
-        errors=[("/query/metadata", 'a JSON object, such as {"project":"x"}')],
-    )
+        value = read_json(text.encode())
+    except (Invalid, UnicodeEncodeError):
+        value = None
+    if not isinstance(value, dict):
+        _refuse("metadata", 'a JSON object, such as {"project":"x"}')
+    return value
 
 
 def _aware(name: str, moment: datetime | None) -> datetime | None:
-    if moment is not None and moment.tzinfo is None:
-        raise Invalid(
-            "The filter is not valid.",
-            errors=[(f"/query/{name}", "a time with its offset, such as 2026-07-01T12:00:00Z")],
-        )
-    return moment
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        _refuse(name, "a time with its offset, such as 2026-07-01T12:00:00Z")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        _refuse(name, "a time between the years 1 and 9999 in UTC")
+
+
+def _refuse(name: str, wanted: str) -> NoReturn:
+    raise Invalid("The filter is not valid.", errors=[(f"/query/{name}", wanted)])

@@ -2,12 +2,11 @@
 
 from fastapi import APIRouter, Response
 
-from app.core.errors import Invalid
 from app.core.records import Environment as Values
 from app.core.repair import repair
 from app.core.state import AgentState, TasksContext
 from app.http.dependencies import CurrentCaller, EngineParts, IfMatch
-from app.http.schemas import Environment, refuse_reserved
+from app.http.schemas import Environment, StateDocument, check_environment, read_state
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["state"])
 
@@ -25,7 +24,7 @@ async def get(
 @router.put("/state")
 async def replace(
     session_id: str,
-    state: AgentState,
+    document: StateDocument,
     response: Response,
     engine: EngineParts,
     caller: CurrentCaller,
@@ -34,8 +33,9 @@ async def replace(
     """Import a whole `AgentState`, only while the session is idle; AgentScope 2.0's load here.
 
     Calls without a result and results without a call are mended, so that a model takes the
-    conversation.
+    conversation. Fields that are not known here are ignored.
     """
+    state = read_state(document)
     repair(state)
     version = await engine.sessions.import_state(
         caller.tenant, session_id, state, if_version=if_match
@@ -68,10 +68,7 @@ async def change_environment(
     cause one by themselves, at the next reasoning step after they change.
     """
     kept = {name: value for name, value in values.items() if value is not None}
-    try:
-        refuse_reserved(kept)
-    except ValueError as error:
-        raise Invalid("The values are not valid.", errors=[("/", str(error))]) from error
+    check_environment(kept, at="")
     stored = await engine.sessions.change_environment(caller.tenant, session_id, dict(kept))
     engine.wakeups.grown(session_id)
     return stored
