@@ -66,11 +66,12 @@ class Logs:
             The next events, at least one at a time. Ends when the session is deleted, when this
             process is about to end, or at the end of the log when not following.
         """
+        recent = self._wakeups.recent
         with self._wakeups.watch(session_id) as watch:
             up_to_date = False
             while True:
                 watch.clear()
-                entries = self._wakeups.recent(session_id, after=after)[:BATCH]
+                entries = recent.after(session_id, after, limit=BATCH)
                 if not entries and not up_to_date:
                     entries = await self._log.read(session_id, after=after, limit=BATCH)
                 if entries:
@@ -78,7 +79,7 @@ class Logs:
                     after = entries[-1].seq
                     # What memory holds is what this process wrote last: nothing to look for behind it
                     # until somebody says so, or the poll finds what nobody said.
-                    up_to_date = follow and self._wakeups.newest(session_id) == after
+                    up_to_date = follow and recent.newest(session_id) == after
                     continue
                 if not follow or watch.gone or self._wakeups.closed:
                     return

@@ -10,15 +10,13 @@ import structlog
 
 from app.core.errors import BearingsError
 from app.core.records import LogEntry
+from app.engine.recent import Recent
 from app.ports.stores import EventLog, Signals
 
 log = structlog.get_logger()
 
 POLL_SECONDS = 1.0
 """How late a reader can be when every wake-up is lost."""
-MOST_RECENT = 2_000
-"""Events of one session kept in memory for readers that are up to date."""
-MOST_SESSIONS = 500
 
 
 @dataclass
@@ -55,7 +53,7 @@ class Wakeups:
         self._watches: dict[str, dict[int, Watch]] = {}
         self._seen: dict[str, int] = {}
         self._running: dict[str, Callable[[str], None]] = {}
-        self._recent: OrderedDict[str, list[LogEntry]] = OrderedDict()
+        self.recent = Recent()
         self._work = asyncio.Event()
         self._wanted: OrderedDict[str, None] = OrderedDict()
         self.closed = False
@@ -102,15 +100,7 @@ class Wakeups:
 
     def appended(self, session_id: str, entries: Sequence[LogEntry]) -> None:
         """Wake readers, here with the events themselves."""
-        recent = self._recent.setdefault(session_id, [])
-        if recent and entries and recent[-1].seq + 1 != entries[0].seq:
-            recent.clear()
-        recent.extend(entries)
-        if len(recent) > MOST_RECENT:
-            del recent[: len(recent) - MOST_RECENT]
-        self._recent.move_to_end(session_id)
-        while len(self._recent) > MOST_SESSIONS:
-            self._recent.popitem(last=False)
+        self.recent.add(session_id, entries)
         self.grown(session_id)
 
     def grown(self, session_id: str) -> None:
@@ -118,19 +108,6 @@ class Wakeups:
         self._wake(session_id)
         if self._signals is not None:
             self._signals.send("grown", session_id)
-
-    def recent(self, session_id: str, *, after: int) -> Sequence[LogEntry]:
-        """Return the events directly behind a number, as far as they are in memory."""
-        entries = self._recent.get(session_id)
-        if not entries:
-            return ()
-        start = after + 1 - entries[0].seq
-        return entries[start:] if 0 <= start < len(entries) else ()
-
-    def newest(self, session_id: str) -> int:
-        """Return the number of the newest event in memory; 0 when there is none."""
-        entries = self._recent.get(session_id)
-        return entries[-1].seq if entries else 0
 
     def call_worker(self, session_id: str) -> None:
         """Wake a worker for a session that has something to do, here and elsewhere."""
@@ -186,6 +163,7 @@ class Wakeups:
             for session_id in watched:
                 position = positions.get(session_id)
                 if position is None:
+                    self.recent.forget(session_id)
                     for watch in self._watches.get(session_id, {}).values():
                         watch.gone = True
                         watch.wake()
