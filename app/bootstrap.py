@@ -59,7 +59,7 @@ async def database(settings: Settings) -> AsyncGenerator[Database, None]:
     """
     embedded = None if settings.database_url else EmbeddedPostgres(settings.data_dir)
     url = settings.database_url or (await embedded.start() if embedded else "")
-    reached = Database(url, pool_size=settings.database_pool)
+    reached = Database(url, pool_size=settings.database_pool, pooler=settings.database_pooler)
     try:
         yield reached
     finally:
@@ -145,6 +145,9 @@ class Workshop:
 
     def __init__(self, settings: Settings, client: httpx.AsyncClient) -> None:
         self._settings, self._client = settings, client
+        if self._default.provider not in _PROVIDERS:
+            known = ", ".join(sorted(_PROVIDERS))
+            raise ValueError(f"BEARINGS_MODEL names no provider that is there: {known}.")
         self.groups: dict[str, list[Tool]] = {"tasks": list(task_tools())}
         self._ready: dict[tuple[str, int], Equipment] = {}
 
@@ -236,13 +239,29 @@ class Workshop:
             )
         except (OSError, UnicodeError, ValueError):
             return False
-        addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
         allowed = self._settings.egress_allow
         return all(
-            address.is_global or any(address in network for network in allowed)
-            for address in addresses
+            all(address.is_global for address in _addresses(str(each[4][0])))
+            or any(
+                ipaddress.ip_address(str(each[4][0]).partition("%")[0]) in net for net in allowed
+            )
+            for each in found
         )
 
+
+def _addresses(text: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Return an address and the IPv4 addresses that it carries inside, which gateways lead on to."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if address in _NAT64 or address in _V4_COMPATIBLE:
+        inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return [address, *[each for each in inner if each is not None]]
+
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_V4_COMPATIBLE = ipaddress.ip_network("::/96")
 
 _PROVIDERS: dict[str, Callable[[Workshop, ModelSpec | None], ChatModel]] = {
     "scripted": Workshop.scripted,

@@ -24,6 +24,8 @@ class Settings(BaseSettings):
     """Where Postgres is; an embedded one is started when not set."""
     database_pool: int = Field(default=10, ge=2, le=200)
     """Most database connections of this process, beside one for wake-ups."""
+    database_pooler: bool = False
+    """A pooler in transaction mode (PgBouncer) stands before the database."""
     data_dir: Path = Path(".bearings")
     """Where the embedded Postgres keeps its data."""
     model: str = Field(default="scripted:demo", pattern=r"^[a-z][a-z0-9_-]{0,31}:.+$")

@@ -18,6 +18,7 @@ Agents that keep their bearings. Create an agent, begin a session, send a messag
 Errors are problem documents (RFC 9457) with a stable `code`.
 Lists are `{"data": […], "next_cursor": …}`.
 Every POST that makes something takes an `Idempotency-Key`. Ids are prefixed and sort by time.
+Where there is a choice the answer's type follows `Accept`; one that allows none is disregarded.
 """
 
 

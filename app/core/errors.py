@@ -100,6 +100,10 @@ class Unavailable(BearingsError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class NotSent(Unavailable):
+    """The database could not be reached; nothing was sent, so asking again is safe."""
+
+
 class Fenced(BearingsError):
     """Another writer has taken the session; this one writes nothing more."""
 

@@ -265,9 +265,9 @@ _adapter: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator=
 
 
 def decode(data: str | bytes) -> Event:
-    """Read an event that `encode` wrote.
+    """Read an event that `encode` wrote, here or in a newer release.
 
     Raises:
         pydantic.ValidationError: The text is no event of ours.
     """
-    return _adapter.validate_json(data)
+    return _adapter.validate_json(data, extra="ignore")

@@ -112,7 +112,7 @@ class _Told:
 
     def hint_with(self, name: str) -> tuple[HintBlock, str] | None:
         """Find the newest injection that told a field, and the field's text as it was written."""
-        pattern = re.compile(f"<{name}>(.*?)</{name}>")
+        pattern = re.compile(f"<{name}>(.*?)</{name}>", re.DOTALL)
         for block in self.blocks():
             if isinstance(block, HintBlock) and self.is_hint(block):
                 found = pattern.search(text_of(block.hint))

@@ -5,9 +5,9 @@ other way round. Ids and times have no factory here, because the core neither re
 a random number; the engine fills in what is empty.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias, cast
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue, ModelWrapValidatorHandler, model_validator
 
 from app.core.values import Items, JsonObject, Timestamp, Value
 
@@ -28,6 +28,9 @@ ErrorType: TypeAlias = Literal[
 ]
 
 
+MOST_TOKENS = 2**40
+
+
 class Usage(Value):
     """Tokens that model calls cost."""
 
@@ -36,6 +39,10 @@ class Usage(Value):
     cache_input_tokens: int = Field(default=0, ge=0)
     """Of the input tokens, those the provider read from its prompt cache."""
     cache_creation_input_tokens: int = Field(default=0, ge=0)
+
+    def clamped(self) -> "Usage":
+        """Bound what a provider says, so that sums of any number of calls fit a database's integer."""
+        return Usage(**{name: min(value, MOST_TOKENS) for name, value in self.model_dump().items()})
 
     def plus(self, other: "Usage") -> "Usage":
         """Add up two usages, field by field."""
@@ -88,6 +95,19 @@ class ThinkingBlock(_Block):
     type: Literal["thinking"] = "thinking"
     id: str = ""
     thinking: str
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_what_providers_add(
+        cls, data: object, handler: ModelWrapValidatorHandler[Self]
+    ) -> Self:
+        """Keep them too where unknown fields are ignored, as in a state that comes from elsewhere."""
+        block = handler(data)
+        if isinstance(data, dict):
+            given = cast("dict[str, JsonValue]", data)
+            extra = {key: value for key, value in given.items() if key not in cls.model_fields}
+            object.__setattr__(block, "__pydantic_extra__", extra)
+        return block
 
 
 class Base64Source(Value):

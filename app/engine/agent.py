@@ -155,9 +155,9 @@ class Agent:
         """
         if self._writing:
             raise RuntimeError(f"{self.name} is writing a reply; wait for it to end.")
-        self._writing = True
         repair(self.state)
         journal = _MemoryJournal(self._standing(messages), lambda: self.environment)
+        self._writing = True
         bench = Bench(journal, self._equipment, self._clock, self._make_id)
         reply_id = next(iter(journal.standing.received), self._make_id("rep"))
         driver = asyncio.ensure_future(write_reply(bench, self._meter, reply_id=reply_id))

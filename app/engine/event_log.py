@@ -68,20 +68,21 @@ class Logs:
         """
         recent = self._wakeups.recent
         with self._wakeups.watch(session_id) as watch:
-            up_to_date = False
             while True:
                 watch.clear()
                 entries = recent.after(session_id, after, limit=BATCH)
-                if not entries and not up_to_date:
+                # Memory that ends where this reader stands answers for the store, unless somebody said
+                # that it may lack something.
+                at_end = follow and not watch.stale and recent.newest(session_id) == after
+                if not entries and not at_end:
+                    watch.stale = False
                     entries = await self._log.read(session_id, after=after, limit=BATCH)
+                    # Only an empty answer says that the store has nothing more.
+                    watch.stale = watch.stale or bool(entries)
                 if entries:
                     yield entries
                     after = entries[-1].seq
-                    # What memory holds is what this process wrote last: nothing to look for behind it
-                    # until somebody says so, or the poll finds what nobody said.
-                    up_to_date = follow and recent.newest(session_id) == after
-                    continue
-                if not follow or watch.gone or self._wakeups.closed:
+                elif not follow or watch.gone or self._wakeups.closed:
                     return
-                await watch.wait()
-                up_to_date = False
+                else:
+                    await watch.wait()

@@ -1,13 +1,13 @@
 """Holds a session: records what happens under its fence, and notices when the session is lost."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from app.core.apply import Standing, apply
-from app.core.errors import BearingsError, Unavailable
+from app.core.errors import BearingsError, NotSent, Unavailable
 from app.core.events import (
     Event,
     HintBlockEvent,
@@ -56,6 +56,7 @@ _BORDERS = (
 """Events behind which the state is whole and worth storing."""
 
 
+RETRY_SECONDS = 0.2
 MOST_JOINED = 4_096
 """Characters of a delta beyond which nothing more is joined to it: joining copies."""
 
@@ -90,13 +91,14 @@ class LeasedJournal:
         wakeups: Wakeups,
         environment: Environment,
         environment_version: int,
+        agent_version: int,
     ) -> None:
+        self._agent_version = agent_version
         self.standing: Standing = loaded.standing
         self.interrupted = asyncio.Event()
         self.draining = asyncio.Event()
         self.released = False
         """Whether the last write gave the session back."""
-        self.queued = 0
         self.checkpoints = 0
         """How many changes of the stored state were written."""
         self._leases, self._lease, self._ttl = leases, lease, ttl
@@ -105,9 +107,7 @@ class LeasedJournal:
         self._environment_version: int = environment_version
         self._newest_environment_version: int = environment_version
         self._base_pos = loaded.base_pos
-        self._saved: dict[int, tuple[Msg, list[Block]]] = {}
-        self._first_unsaved = len(loaded.standing.state.context)
-        self._remember_tail()
+        self._saved = _Saved.of(loaded.standing)
         self._to_stop = ""
         self._confirmed = False
         self._pending = _Pending()
@@ -128,7 +128,7 @@ class LeasedJournal:
         apply(self.standing, event)
         pending = self._pending
         last = pending.events[-1] if pending.events else None
-        joined = None if last is None or len(pending.events) == self._border else _join(last, event)
+        joined = None if last is None else _join(last, event)
         if joined is not None:
             pending.events[-1] = joined
         else:
@@ -137,10 +137,10 @@ class LeasedJournal:
             self._note(event)
         self._something.set()
 
-    @property
-    def _border(self) -> int:
-        """How many pending events the pending checkpoint includes: these stay as they are."""
-        return self._pending.checkpoint.after if self._pending.checkpoint else 0
+    def raise_if_lost(self) -> None:
+        """Raise why the session is no longer this holder's, if it is not."""
+        if self._error is not None:
+            raise self._error
 
     async def settle(self) -> None:
         """Wait until everything emitted so far is recorded.
@@ -180,8 +180,9 @@ class LeasedJournal:
     async def write(self) -> None:
         """Write what waits, renew the lease in between, and end when the session is lost or released.
 
-        The holder gives up at 0.7 of the lease's time without a confirmed renewal, counted from when
-        that renewal was sent: by then nobody else can have taken the session.
+        A write of which nothing was sent is tried again, and so is a renewal; one whose answer was
+        lost is not, because it may have happened. The holder gives up at 0.7 of the lease's time
+        without a confirmed write, counted from when that write was sent.
         """
         loop = asyncio.get_running_loop()
         confirmed = loop.time()
@@ -192,29 +193,40 @@ class LeasedJournal:
                     async with asyncio.timeout(heartbeat):
                         await self._something.wait()
                 self._something.clear()
-                sent = loop.time()
                 async with asyncio.timeout_at(confirmed + patience):
-                    await self._write()
-                confirmed = sent
+                    confirmed = await self._write()
                 self._written.set()
         except BearingsError as error:
             self._error = error
         except TimeoutError:
             self._error = Unavailable("The database did not confirm the lease in time.")
+        except Exception as error:  # noqa: BLE001 - whoever writes the reply is told, and it is logged there
+            self._error = Unavailable("The session's record broke off.")
+            self._error.__cause__ = error
         finally:
             # Whatever ended the writing, nobody may wait for it any longer.
             if self._error is None and not self.released:
                 self._error = Unavailable("The session's record is closed.")
             self._written.set()
 
-    async def _write(self) -> None:
+    async def _write(self) -> float:
+        """Write what waits, and return when the write that succeeded was sent."""
         pending, self._pending = self._pending, _Pending()
         self._writing = bool(pending.events)
         drafts = [Draft(event.type, event.reply_id, event.encode()) for event in pending.events]
         batch = Batch(drafts, pending.checkpoint, pending.transitions, pending.usage)
-        appended = await self._leases.append(self._lease, batch, ttl=self._ttl)
+        while True:
+            sent = asyncio.get_running_loop().time()
+            try:
+                appended = await self._leases.append(self._lease, batch, ttl=self._ttl)
+                break
+            except NotSent:
+                await asyncio.sleep(RETRY_SECONDS)
+            except Unavailable:
+                if drafts:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
         self._confirmed = True
-        self.queued = appended.queued
         self.checkpoints += pending.checkpoint is not None
         self._newest_environment_version = appended.environment_version
         self.stop(appended.interrupt)
@@ -223,16 +235,19 @@ class LeasedJournal:
         self._writing = False
         if drafts:
             self._wakeups.appended(self._lease.session_id, _entries(appended.base, drafts))
+        return sent
 
     def _note(self, event: Event) -> None:
         """Add what a finished step changed in the stored state to what waits to be written."""
         pending, state = self._pending, self.standing.state
         earlier = pending.checkpoint
         messages = earlier.messages if earlier is not None else {}
-        for at in range(min(self._first_unsaved, len(state.context)), len(state.context)):
-            self._note_message(at, state.context[at], messages)
-        self._first_unsaved = len(state.context)
-        self._remember_tail()
+        for stored in self._saved.changes(state.context, base_pos=self._base_pos):
+            waiting = messages.get(stored.pos)
+            if waiting is not None:
+                stored.blocks = waiting.blocks | stored.blocks
+            messages[stored.pos] = stored
+        self._saved = _Saved.of(self.standing)
         progress = isinstance(event, ModelCallEndEvent | ToolResultEndEvent | ReplyEndEvent)
         pending.checkpoint = Checkpoint(
             after=len(pending.events),
@@ -245,7 +260,7 @@ class LeasedJournal:
             case ReplyStartEvent():
                 self.interrupted.clear()
                 self.stop(self._to_stop)
-                pending.transitions.append(Started(event.reply_id))
+                pending.transitions.append(Started(event.reply_id, self._agent_version))
             case ReplyEndEvent():
                 pending.transitions.append(
                     Ended(event.reply_id, event.finished_reason, event.error)
@@ -255,29 +270,40 @@ class LeasedJournal:
             case _:
                 pass
 
-    def _note_message(self, at: int, message: Msg, messages: dict[int, StoredMessage]) -> None:
-        saved = self._saved.get(at)
-        known: Sequence[Block] = saved[1] if saved is not None else ()
-        changed = {
-            index: block
-            for index, block in enumerate(message.content)
-            if index >= len(known) or known[index] is not block
-        }
-        if saved is not None and saved[0] is message and not changed:
-            return
-        pos = self._base_pos + at
-        waiting = messages.get(pos)
-        blocks = (waiting.blocks | changed) if waiting is not None else changed
-        messages[pos] = StoredMessage(pos, message, blocks)
 
-    def _remember_tail(self) -> None:
-        """Remember the last message as it is stored: it alone may still grow."""
-        context = self.standing.state.context
-        self._saved.clear()
-        if context:
-            at = len(context) - 1
-            self._saved[at] = (context[at], list(context[at].content))
-            self._first_unsaved = at
+@dataclass(frozen=True)
+class _Saved:
+    """The last message of a context as it is stored: it alone, and what comes behind it, may change."""
+
+    index: int
+    message: Msg | None
+    blocks: Sequence[Block]
+
+    @classmethod
+    def of(cls, standing: Standing) -> "_Saved":
+        """Take down the context's last message as it is now."""
+        context = standing.state.context
+        if not context:
+            return cls(0, None, ())
+        return cls(len(context) - 1, context[-1], list(context[-1].content))
+
+    def changes(self, context: Sequence[Msg], *, base_pos: int) -> Iterator[StoredMessage]:
+        """Say which messages and blocks are new or changed since.
+
+        Yields:
+            Each such message, with the blocks to write.
+        """
+        for index in range(self.index, len(context)):
+            message = context[index]
+            same = index == self.index and self.message is not None
+            known = self.blocks if same else ()
+            changed = {
+                at: block
+                for at, block in enumerate(message.content)
+                if at >= len(known) or known[at] is not block
+            }
+            if changed or not (same and message is self.message):
+                yield StoredMessage(base_pos + index, message, changed)
 
 
 def _join(last: Event, event: Event) -> Event | None:

@@ -57,7 +57,7 @@ async def call_model(bench: Bench, meter: Meter, *, last: bool) -> None:
     Raises:
         ModelError: The model could not answer. What it had said stays, closed.
     """
-    if last:
+    if last and not _was_told(bench, LAST_ROUND_SOURCE):
         text = LAST_ROUND.format(max_iters=bench.equipment.max_iters)
         hint(bench, text, source=LAST_ROUND_SOURCE, shown=True)
     await _tell_where_it_stands(bench, meter)
@@ -99,6 +99,13 @@ async def call_model(bench: Bench, meter: Meter, *, last: bool) -> None:
         end_model_call(bench, finished=None)
         raise ModelError("The model's answer ended without an end.", code="model_stream_cut")
     end_model_call(bench, finished=finished)
+
+
+def _was_told(bench: Bench, source: str) -> bool:
+    tail = bench.journal.standing.state.own_tail(bench.equipment.name)
+    return tail is not None and any(
+        isinstance(block, HintBlock) and block.source == source for block in tail.content
+    )
 
 
 async def _tell_where_it_stands(bench: Bench, meter: Meter) -> None:
@@ -173,7 +180,7 @@ def end_model_call(bench: Bench, *, finished: Finished | None) -> None:
                 journal.emit(
                     ToolCallEndEvent(reply_id=reply_id, tool_call_id=block_id, created_at=now)
                 )
-    known = finished.usage if finished else NO_USAGE
+    known = finished.usage.clamped() if finished else NO_USAGE
     unusual: JsonObject = {}
     if finished and finished.reason in {"length", "content_filter"}:
         unusual["stop_reason"] = finished.reason

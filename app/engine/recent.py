@@ -30,13 +30,19 @@ class Recent:
         self._tails: OrderedDict[str, _Tail] = OrderedDict()
         self._size = 0
 
-    def add(self, session_id: str, entries: Sequence[LogEntry]) -> None:
-        """Take in what was appended to a session's log."""
-        if not entries:
-            return
+    def add(self, session_id: str, entries: Sequence[LogEntry]) -> bool:
+        """Take in what was appended to a session's log.
+
+        Returns:
+            Whether it joins what was here; if not, readers have to look in the store.
+        """
+        newest = self.newest(session_id)
+        if not entries or entries[-1].seq <= newest:
+            return False
         tail = self._tails.get(session_id)
-        if tail is not None and tail.entries and tail.entries[-1].seq + 1 != entries[0].seq:
-            # Another replica appended in between: what is here no longer joins.
+        joins = tail is not None and newest + 1 == entries[0].seq
+        if tail is not None and not joins:
+            # Another replica appended in between: what is here no longer leads up to it.
             self.forget(session_id)
             tail = None
         if tail is None:
@@ -49,6 +55,7 @@ class Recent:
         self._tails.move_to_end(session_id)
         while self._size > MOST_BYTES and len(self._tails) > 1:
             self.forget(next(iter(self._tails)))
+        return joins
 
     def after(self, session_id: str, seq: int, *, limit: int) -> Sequence[LogEntry]:
         """Return the events directly behind a number, as far as they are here."""

@@ -21,7 +21,7 @@ CANCEL_PATIENCE_SECONDS = 1.5
 MAX_ATTEMPTS = 4
 
 
-async def write_reply(bench: Bench, meter: Meter, *, reply_id: str) -> None:
+async def write_reply(bench: Bench, meter: Meter, *, reply_id: str, attempts: int = 1) -> None:
     """Write a reply from its beginning to its one terminal event.
 
     The messages that it answers stand in `received`. A model that fails ends the reply with an
@@ -32,6 +32,7 @@ async def write_reply(bench: Bench, meter: Meter, *, reply_id: str) -> None:
         bench: The record and the agent's equipment.
         meter: Counts the prompt's tokens.
         reply_id: The reply's id, which is also its message's.
+        attempts: How often its session was taken up without getting any further, this time included.
 
     Raises:
         Fenced: The session is another holder's now.
@@ -45,6 +46,9 @@ async def write_reply(bench: Bench, meter: Meter, *, reply_id: str) -> None:
             created_at=bench.now(),
         )
     )
+    if attempts > MAX_ATTEMPTS:
+        await _give_up(bench)
+        return
     await _go_on(bench, meter)
 
 
@@ -74,12 +78,7 @@ async def resume_reply(bench: Bench, meter: Meter, *, attempts: int) -> None:
         )
     )
     if attempts > MAX_ATTEMPTS:
-        error = ErrorInfo(
-            type="internal",
-            code="crashed_repeatedly",
-            message=f"The reply was taken up {MAX_ATTEMPTS} times without getting any further.",
-        )
-        await _end(bench, "error", error, closing=LOST)
+        await _give_up(bench)
         return
     for call in standing.state.get_unfinished_tool_calls(bench.equipment.name):
         tool = bench.equipment.tools.get(call.name)
@@ -112,6 +111,15 @@ async def _go_on(bench: Bench, meter: Meter) -> None:
         except ModelError as error:
             await _end(bench, "error", error.info)
             return
+
+
+async def _give_up(bench: Bench) -> None:
+    error = ErrorInfo(
+        type="internal",
+        code="crashed_repeatedly",
+        message=f"The reply was taken up {MAX_ATTEMPTS} times without getting any further.",
+    )
+    await _end(bench, "error", error, closing=LOST)
 
 
 async def _end(
@@ -177,14 +185,21 @@ async def _unless_interrupted(work: Coroutine[object, object, None], gate: _Gate
     """
     step = asyncio.ensure_future(work)
     waiting = asyncio.ensure_future(gate.interrupted.wait())
+    stopped = False
     try:
         await asyncio.wait({step, waiting}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
         if not step.done():
+            stopped = True
             step.cancel()
             await asyncio.wait({step}, timeout=CANCEL_PATIENCE_SECONDS)
             gate.shut = True
+    if step.done() and step.cancelled() and not stopped:
+        # Nobody here cancelled it: something that it used was, which is a failure like any other.
+        raise ModelError(
+            "The model's client was cancelled.", type="internal", code="model_cancelled"
+        )
     if step.done() and not step.cancelled():
         _raise_from(step)
 

@@ -111,6 +111,12 @@ async def _run(bench: Bench, call: ToolCallBlock) -> None:
     try:
         async with asyncio.timeout(seconds):
             await _stream(bench, tool, ticket)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled the call: something that the tool waited for was.
+        _fail(bench, call, "The tool was cancelled from within.")
     except TimeoutError as error:
         _fail(bench, call, str(error) or f"The tool did not finish within {seconds:g} seconds.")
     except Exception as error:  # noqa: BLE001 - a tool's failure is a result, whatever it raises

@@ -17,6 +17,8 @@ log = structlog.get_logger()
 
 POLL_SECONDS = 1.0
 """How late a reader can be when every wake-up is lost."""
+MOST_WANTED = 10_000
+"""Sessions remembered as wanting a worker; those beyond are found by looking."""
 
 
 @dataclass
@@ -26,9 +28,12 @@ class Watch:
     _event: asyncio.Event = field(default_factory=asyncio.Event)
     gone: bool = False
     """The session was deleted."""
+    stale: bool = True
+    """Whether the store may hold events that memory does not."""
 
-    def wake(self) -> None:
-        """Let the waiter look again."""
+    def wake(self, *, stale: bool) -> None:
+        """Let the waiter look again, in the store too when memory may lack something."""
+        self.stale = self.stale or stale
         self._event.set()
 
     async def wait(self) -> None:
@@ -63,7 +68,7 @@ class Wakeups:
         """Let everyone who waits for a log look once more, and then go."""
         self.closed = True
         for session_id in self._watches:
-            self._wake(session_id)
+            self._wake(session_id, stale=True)
 
     def join(self, signals: Signals) -> None:
         """Tell other replicas from now on."""
@@ -85,7 +90,6 @@ class Wakeups:
             del watches[id(watch)]
             if not watches:
                 del self._watches[session_id]
-                self._seen.pop(session_id, None)
 
     @contextmanager
     def running(
@@ -96,16 +100,19 @@ class Wakeups:
         try:
             yield
         finally:
-            self._running.pop(session_id, None)
+            if self._running.get(session_id) is on_interrupt:
+                del self._running[session_id]
 
     def appended(self, session_id: str, entries: Sequence[LogEntry]) -> None:
         """Wake readers, here with the events themselves."""
-        self.recent.add(session_id, entries)
-        self.grown(session_id)
+        joins = self.recent.add(session_id, entries)
+        self._wake(session_id, stale=not joins)
+        if self._signals is not None:
+            self._signals.send("grown", session_id)
 
     def grown(self, session_id: str) -> None:
         """Wake readers; they find the events themselves."""
-        self._wake(session_id)
+        self._wake(session_id, stale=True)
         if self._signals is not None:
             self._signals.send("grown", session_id)
 
@@ -127,7 +134,7 @@ class Wakeups:
         """Take in another replica's wake-up."""
         match topic:
             case "grown":
-                self._wake(subject)
+                self._wake(subject, stale=True)
             case "work":
                 self._want(subject)
             case "stop":
@@ -152,32 +159,42 @@ class Wakeups:
         """Find, once a second and for ever, what wake-ups have missed."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            watched = list({*self._watches, *self._running})
-            if not watched:
-                continue
             try:
-                positions = await self._log.positions(watched)
+                await self._look()
             except BearingsError as error:
                 log.warning("cannot poll", error=error.detail)
-                continue
-            for session_id in watched:
-                position = positions.get(session_id)
-                if position is None:
-                    self.recent.forget(session_id)
-                    for watch in self._watches.get(session_id, {}).values():
-                        watch.gone = True
-                        watch.wake()
-                    continue
-                if position.last_seq != self._seen.get(session_id):
-                    self._wake(session_id)
-                    self._seen[session_id] = position.last_seq
-                if position.interrupt and (on_interrupt := self._running.get(session_id)):
-                    on_interrupt(position.interrupt)
+            except Exception:
+                # Whatever is wrong: without this look a lost wake-up would stay lost.
+                log.exception("cannot poll")
 
-    def _wake(self, session_id: str) -> None:
+    async def _look(self) -> None:
+        watched = list({*self._watches, *self._running})
+        if not watched:
+            self._seen.clear()
+            return
+        positions = await self._log.positions(watched)
+        for session_id in watched:
+            position = positions.get(session_id)
+            if position is None:
+                self.recent.forget(session_id)
+                for watch in self._watches.get(session_id, {}).values():
+                    watch.gone = True
+                    watch.wake(stale=True)
+                continue
+            # Every reader that was there when the number was seen last has been told of it; one that
+            # came later has looked in the store itself.
+            if position.last_seq != self._seen.get(session_id):
+                self._wake(session_id, stale=position.last_seq != self.recent.newest(session_id))
+            if position.interrupt and (held := self._running.get(session_id)):
+                held(position.interrupt)
+        self._seen = {each: position.last_seq for each, position in positions.items()}
+
+    def _wake(self, session_id: str, *, stale: bool) -> None:
         for watch in self._watches.get(session_id, {}).values():
-            watch.wake()
+            watch.wake(stale=stale)
 
     def _want(self, session_id: str) -> None:
         self._wanted[session_id] = None
+        if len(self._wanted) > MOST_WANTED:
+            self._wanted.popitem(last=False)
         self._work.set()

@@ -26,8 +26,12 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
 """How long a session waits at most when nobody says that it has something to do."""
+LAST_WRITE_SECONDS = 1.5
+"""What giving sessions back may take beyond the grace: the database may be out of reach."""
 MOST_WARM_SESSIONS = 500
 MOST_WARM_MESSAGES = 200_000
+LONGEST_PAUSE_SECONDS = 60.0
+"""How long a session rests at most when taking it fails again and again."""
 
 
 @dataclass
@@ -84,11 +88,6 @@ class Worker:
         self._draining = False
         self._loop: asyncio.Task[None] | None = None
 
-    @property
-    def writing(self) -> int:
-        """How many sessions this process holds."""
-        return len(self._tasks)
-
     async def start(self) -> None:
         """Begin to take sessions."""
         self._loop = asyncio.create_task(self._take())
@@ -99,14 +98,19 @@ class Worker:
         Args:
             grace: How long steps are waited for; then they are broken off, to be made again elsewhere.
         """
+        self._draining = True
+        for held in self._held.values():
+            held.journal.draining.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace.total_seconds() + LAST_WRITE_SECONDS):
+                await self._leave(grace)
+
+    async def _leave(self, grace: timedelta) -> None:
         if self._loop is not None:
             # A claim that is under way is waited for: its session would be nobody's until the TTL.
             async with self._claiming:
                 self._loop.cancel()
             await asyncio.wait({self._loop})
-        self._draining = True
-        for held in self._held.values():
-            held.journal.draining.set()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=grace.total_seconds())
             for task in late:
@@ -116,12 +120,16 @@ class Worker:
 
     async def _take(self) -> None:
         """Take sessions for ever, as fast as there is room for them."""
-        look = True
+        loop = asyncio.get_running_loop()
+        next_look = loop.time()
         while True:
             if len(self._tasks) >= self._capacity:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             try:
-                session_id = None if look else await self._wakeups.wait_for_work(LOOK_SECONDS)
+                # Hints may come without end, and what nobody hints at must be found all the same: the
+                # sessions of holders that died, and hints that were lost.
+                patience = next_look - loop.time()
+                session_id = await self._wakeups.wait_for_work(patience) if patience > 0 else None
                 async with self._claiming:
                     found = await self._claim(session_id)
             except BearingsError as error:
@@ -133,12 +141,21 @@ class Worker:
                 await asyncio.sleep(LOOK_SECONDS)
             else:
                 # After a look that found something there may be more of it.
-                look = session_id is None and found
+                if session_id is None and not found:
+                    next_look = loop.time() + LOOK_SECONDS
 
     async def _claim(self, session_id: str | None) -> bool:
-        """Take one session and begin to serve it; tell whether there was one."""
+        """Take one session and begin to serve it; tell whether there was one.
+
+        One that is still held here, because a step of it does not end, is left to others.
+        """
+        if session_id in self._held:
+            return False
         claim = await self._leases.claim(
-            owner=self._new_id("own"), ttl=self._ttl, session_id=session_id
+            owner=self._new_id("own"),
+            ttl=self._ttl,
+            session_id=session_id,
+            apart_from=list(self._held),
         )
         if claim is None:
             return False
@@ -161,14 +178,13 @@ class Worker:
                 wakeups=self._wakeups,
                 environment=claim.environment,
                 environment_version=claim.environment_version,
+                agent_version=claim.agent.version,
             )
-            held = self._held[session_id] = _Held(claim, journal, warm.meter)
             if self._draining:
                 journal.draining.set()
             try:
-                await self._hold(held)
+                await self._hold(_Held(claim, journal, warm.meter))
             finally:
-                del self._held[session_id]
                 released = journal.released
             if released:
                 self._keep_warm(claim, journal, warm)
@@ -181,28 +197,46 @@ class Worker:
                 await self._give_back(claim)
 
     async def _hold(self, held: _Held) -> None:
-        """Write replies while the journal is written to the store beside them."""
-        writing = asyncio.create_task(held.journal.write())
+        """Write replies while the journal is written to the store beside them.
+
+        When the session is lost, the step that is under way ends too: it may not act any longer.
+        """
+        session_id, journal = held.claim.lease.session_id, held.journal
+        self._held[session_id] = held
+        recording = asyncio.create_task(journal.write())
+        writing = asyncio.create_task(self._write_replies(held))
         try:
-            with self._wakeups.running(held.claim.lease.session_id, held.journal.stop):
-                held.journal.stop(held.claim.interrupt)
-                await self._write_replies(held)
+            with self._wakeups.running(session_id, journal.stop):
+                journal.stop(held.claim.interrupt)
+                await asyncio.wait({recording, writing}, return_when=asyncio.FIRST_COMPLETED)
+                if not writing.done() and not journal.released:
+                    writing.cancel()
+                    await asyncio.wait({writing})
+                    journal.raise_if_lost()
+                await writing
         finally:
+            recording.cancel()
             writing.cancel()
-            await asyncio.wait({writing})
+            await asyncio.wait({recording, writing})
+            if self._held.get(session_id) is held:
+                del self._held[session_id]
 
     async def _write_replies(self, held: _Held) -> None:
         claim, journal = held.claim, held.journal
+        attempts = claim.attempts
         if claim.running is not None and not journal.standing.ended:
             bench = self._bench(held, claim.running)
-            await resume_reply(bench, held.meter, attempts=claim.attempts)
+            await resume_reply(bench, held.meter, attempts=attempts)
+            attempts = 0
         while not (journal.released or journal.draining.is_set()):
             queued = await self._leases.next_queued(claim.lease)
             if queued is None:
                 return
             received = MessageReceivedEvent(reply_id=queued.reply_id, message=queued.message)
             apply(journal.standing, received)
-            await write_reply(self._bench(held, queued), held.meter, reply_id=queued.reply_id)
+            bench = self._bench(held, queued)
+            await write_reply(bench, held.meter, reply_id=queued.reply_id, attempts=attempts)
+            attempts = 0
 
     def _bench(self, held: _Held, queued: Queued) -> Bench:
         equipment = self._equip(held.claim.agent)
@@ -232,7 +266,13 @@ class Worker:
             self._warm_messages -= len(dropped.loaded.standing.state.context)
 
     async def _give_back(self, claim: Claim) -> None:
-        """Let another holder, or this process, go on at once; else the lease's end will."""
+        """Let another holder, or this process, go on; else the lease's end will.
+
+        At once the first time; after that, whatever is wrong is given more and more time to pass.
+        """
+        again = claim.attempts - 1
+        pause = timedelta(seconds=min(2.0**again, LONGEST_PAUSE_SECONDS) if again > 0 else 0)
         with suppress(BearingsError):
-            await self._leases.release(claim.lease)
-            self._wakeups.call_worker(claim.lease.session_id)
+            await self._leases.release(claim.lease, pause=pause)
+            if not pause:
+                self._wakeups.call_worker(claim.lease.session_id)

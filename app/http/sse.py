@@ -9,6 +9,16 @@ from app.core.errors import Unavailable
 from app.core.records import LogEntry
 
 HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+DESCRIBED = {
+    "text/event-stream": {
+        "schema": {
+            "type": "string",
+            "description": "Frames of `id:` (the event's number) and `data:` (the event), no `event:`; "
+            "comments while nothing happens.",
+        }
+    }
+}
+"""A stream in the OpenAPI document."""
 RETRY = b"retry: 1000\n\n"
 AWAY = b": the log is out of reach; come back with your cursor\n\n"
 HEARTBEAT_SECONDS = 10

@@ -319,8 +319,9 @@ class Claim:
         state_version: Version of the stored state.
         environment: The live values.
         environment_version: Changes with them.
-        running: The reply that another holder left unfinished, if there is one.
-        attempts: How often it was taken up since it last got anywhere, this time included.
+        running: The reply that another holder left unfinished, if there is one; it goes on with the
+            agent's version that it began with.
+        attempts: How often the session was taken up since it last got anywhere, this time included.
         interrupt: The reply that somebody asked to stop; `""` for none.
     """
 
@@ -379,9 +380,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Started:
-    """The batch begins this reply."""
+    """The batch begins this reply, with this version of its agent to its end."""
 
     reply_id: str
+    agent_version: int
 
 
 @dataclass(frozen=True)
@@ -437,7 +439,12 @@ class Leases(Protocol):
     """One writer a session."""
 
     async def claim(
-        self, *, owner: str, ttl: timedelta, session_id: str | None = None
+        self,
+        *,
+        owner: str,
+        ttl: timedelta,
+        session_id: str | None = None,
+        apart_from: Sequence[str] = (),
     ) -> Claim | None:
         """Take a session that has something to do and no living holder.
 
@@ -445,6 +452,7 @@ class Leases(Protocol):
             owner: A new id for each call.
             ttl: How long the lease holds without a write.
             session_id: Only this session; any when None.
+            apart_from: Sessions to leave to others.
 
         Returns:
             The claim; None when there is nothing to take.
@@ -467,8 +475,8 @@ class Leases(Protocol):
         """
         ...
 
-    async def release(self, lease: Lease) -> None:
-        """Give the session back, so that another holder goes on at once; nothing if it was lost."""
+    async def release(self, lease: Lease, *, pause: timedelta) -> None:
+        """Give the session back: another holder may go on after a pause. Nothing if it was lost."""
         ...
 
     async def environment(self, lease: Lease) -> tuple[Environment, int]:

@@ -65,7 +65,7 @@ async def test_a_late_release_does_not_free_the_next_holder(
     session = await queued(service, database)
     first = await taken(database, session, "one")
     second = await taken(database, session, "two")
-    await leases.release(first)
+    await leases.release(first, pause=timedelta(0))
 
     assert await leases.claim(owner="three", ttl=TTL, session_id=session) is None
     assert (await leases.append(second, Batch(), ttl=TTL)).base == 2

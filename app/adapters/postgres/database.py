@@ -9,14 +9,19 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from app.core.errors import BearingsError, Unavailable
+from app.core.errors import BearingsError, NotSent, Unavailable
 
 Parameters: TypeAlias = Mapping[str, object]
 
 POOL_WAIT_SECONDS = 5
 STATEMENT_SECONDS = 30
-IDLE_IN_TRANSACTION_MS = 10_000
-"""Postgres itself ends a transaction that a frozen process left open."""
+STATEMENTS_PREPARED = 100
+SERVER_SETTINGS = {
+    "application_name": "bearings",
+    # Postgres itself ends a transaction that a frozen process left open.
+    "idle_in_transaction_session_timeout": "10000",
+    "jit": "off",
+}
 
 
 class Row(asyncpg.Record):
@@ -65,17 +70,20 @@ class Database:
     """A pool of connections.
 
     Every transaction is opened and closed within one call; none is open while a model or a client is
-    waited for. Works through a pooler in transaction mode: nothing of a connection's state is used.
+    waited for, and nothing of a connection's state is used.
     """
 
-    def __init__(self, url: str, *, pool_size: int) -> None:
+    def __init__(self, url: str, *, pool_size: int, pooler: bool = False) -> None:
         """Prepare the pool; nothing is connected yet.
 
         Args:
             url: `postgresql://…`, with or without a driver in its scheme.
             pool_size: Most connections of this process, beside one for wake-ups.
+            pooler: A pooler in transaction mode stands before the database: no named statements, no
+                settings at connecting, no listening.
         """
         self.url = re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql://", url)
+        self.pooler = pooler
         self._pool_size = pool_size
         self._pool: asyncpg.Pool | None = None
         self._opening = asyncio.Lock()
@@ -94,8 +102,7 @@ class Database:
             Unavailable: The database cannot be reached, or no connection is free in time.
         """
         with _trouble_is_unavailable():
-            pool = await self._opened()
-            async with pool.acquire(timeout=POOL_WAIT_SECONDS) as connection:
+            async with self._connection() as connection:
                 isolation = "repeatable_read" if snapshot else "read_committed"
                 async with connection.transaction(isolation=isolation, readonly=snapshot):
                     yield Transaction(connection)
@@ -103,8 +110,7 @@ class Database:
     async def all(self, statement: str, parameters: Parameters) -> Sequence[Row]:
         """Run one statement as its own transaction and return its rows: one round trip."""
         with _trouble_is_unavailable():
-            pool = await self._opened()
-            async with pool.acquire(timeout=POOL_WAIT_SECONDS) as connection:
+            async with self._connection() as connection:
                 return await Transaction(connection).all(statement, parameters)
 
     async def first(self, statement: str, parameters: Parameters) -> Row | None:
@@ -115,8 +121,7 @@ class Database:
     async def run(self, statement: str, parameters: Parameters) -> int:
         """Run one statement as its own transaction and return how many rows it changed."""
         with _trouble_is_unavailable():
-            pool = await self._opened()
-            async with pool.acquire(timeout=POOL_WAIT_SECONDS) as connection:
+            async with self._connection() as connection:
                 return await Transaction(connection).run(statement, parameters)
 
     async def is_reachable(self) -> bool:
@@ -130,6 +135,18 @@ class Database:
         """Close every connection."""
         if self._pool is not None:
             self._pool.terminate()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[asyncpg.Connection, None]:
+        pool = await self._opened()
+        try:
+            connection = await pool.acquire(timeout=POOL_WAIT_SECONDS)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            raise NotSent("The database is busy or out of reach.") from error
+        try:
+            yield connection
+        finally:
+            await pool.release(connection)
 
     async def _opened(self) -> asyncpg.Pool:
         if self._pool is None:
@@ -145,11 +162,8 @@ class Database:
                         reset=_leave_as_it_is,
                         timeout=POOL_WAIT_SECONDS,
                         command_timeout=STATEMENT_SECONDS,
-                        server_settings={
-                            "application_name": "bearings",
-                            "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_MS),
-                            "jit": "off",
-                        },
+                        statement_cache_size=0 if self.pooler else STATEMENTS_PREPARED,
+                        server_settings={} if self.pooler else SERVER_SETTINGS,
                     )
         return self._pool
 

@@ -64,9 +64,14 @@ def read_messages(message_rows: Sequence[Row], block_rows: Sequence[Row]) -> Map
     return {
         row.pos: Msg.model_validate(
             {**orjson.loads(row.data), "content": []}, extra="ignore"
-        ).model_copy(update={"content": _block_list.validate_json(f"[{','.join(parts[row.pos])}]")})
+        ).model_copy(update={"content": _read_blocks(parts[row.pos])})
         for row in message_rows
     }
+
+
+def _read_blocks(parts: list[str]) -> list[Block]:
+    """Read blocks; fields that a newer release added are ignored."""
+    return _block_list.validate_json(f"[{','.join(parts)}]", extra="ignore")
 
 
 def read_state(head: str, context: Iterable[Msg]) -> AgentState:

@@ -5,6 +5,8 @@ epoch and owner are still the lease's. No row: the lease is lost, and nothing at
 numbers of events come from that row too, so the order of commits is the order of numbers.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import orjson
@@ -14,7 +16,7 @@ from app.adapters.postgres.database import Database, Row, Transaction
 from app.adapters.postgres.documents import head_json, message_rows, read_state
 from app.adapters.postgres.sessions import read_context
 from app.core.apply import Standing, apply
-from app.core.errors import Fenced
+from app.core.errors import BearingsError, Fenced
 from app.core.events import decode
 from app.core.messages import Msg, Usage
 from app.core.records import NO_USAGE, Agent, Environment
@@ -32,25 +34,27 @@ from app.ports.stores import (
 _CLAIM = """
 WITH picked AS (
   SELECT id FROM sessions
-  WHERE (queued > 0 OR reply_id IS NOT NULL) AND lease_until < clock_timestamp() {which}
-  ORDER BY lease_until LIMIT 1 FOR UPDATE SKIP LOCKED
+  WHERE (queued > 0 OR reply_id IS NOT NULL) AND lease_until < clock_timestamp() AND {which}
+  ORDER BY reply_id IS NULL, updated_at LIMIT 1 FOR UPDATE SKIP LOCKED
 )
 UPDATE sessions s SET owner = :owner, epoch = s.epoch + 1,
   lease_until = clock_timestamp() + make_interval(secs => :ttl),
-  attempts = CASE WHEN s.reply_id IS NULL THEN 0 ELSE s.attempts + 1 END
+  attempts = s.attempts + 1
 FROM picked WHERE s.id = picked.id
 RETURNING s.id, s.tenant_id, s.epoch, s.agent_id, s.agent_version, s.state_version, s.reply_id,
   s.attempts, s.interrupt, s.environment::text AS environment, s.environment_version,
   (SELECT version FROM agents WHERE agents.id = s.agent_id) AS newest_version
 """
-_CLAIM_ANY = _CLAIM.format(which="")
-_CLAIM_ONE = _CLAIM.format(which="AND id = :session")
+_CLAIM_ANY = _CLAIM.format(which="id <> ALL(CAST(:apart_from AS text[]))")
+_CLAIM_ONE = _CLAIM.format(which="id = :session")
 _AGENT = """
 SELECT a.id, v.version, v.spec::text AS spec, a.created_at, v.created_at AS updated_at
 FROM agents a JOIN agent_versions v ON v.agent_id = a.id
 WHERE a.id = :id AND v.version = :version
 """
-_RUNNING = "SELECT id, message::text AS message, max_iters FROM replies WHERE id = :id"
+_RUNNING = """
+SELECT id, message::text AS message, max_iters, agent_version FROM replies WHERE id = :id
+"""
 _NEXT = """
 SELECT id, message::text AS message, max_iters FROM replies
 WHERE session_id = :session AND status = 'queued' ORDER BY seq LIMIT 1
@@ -97,6 +101,7 @@ WITH s AS (
 ), r AS (
   UPDATE replies SET
     status = CASE WHEN :ends THEN 'ended' ELSE 'running' END,
+    agent_version = coalesce(agent_version, CAST(:agent_version AS integer)),
     finished_reason = CAST(:reason AS text), error = CAST(:error AS json),
     started_at = coalesce(started_at, clock_timestamp()),
     finished_at = CASE WHEN :ends THEN clock_timestamp() END,
@@ -117,7 +122,8 @@ WHERE id = :session AND epoch = :epoch AND owner = :owner
 RETURNING next_seq AS base, interrupt, environment_version, queued
 """
 _RELEASE = """
-UPDATE sessions SET lease_until = '-infinity'
+UPDATE sessions SET owner = '',
+  lease_until = clock_timestamp() + make_interval(secs => :pause)
 WHERE id = :session AND epoch = :epoch AND owner = :owner
 """
 _ENVIRONMENT = """
@@ -134,25 +140,43 @@ class PostgresLeases:
         self._agents: dict[tuple[str, int], Agent] = {}
 
     async def claim(
-        self, *, owner: str, ttl: timedelta, session_id: str | None = None
+        self,
+        *,
+        owner: str,
+        ttl: timedelta,
+        session_id: str | None = None,
+        apart_from: Sequence[str] = (),
     ) -> Claim | None:
         """Take a session that has something to do and no living holder."""
-        values = {"owner": owner, "ttl": ttl.total_seconds()}
+        values: dict[str, object] = {"owner": owner, "ttl": ttl.total_seconds()}
         if session_id is None:
-            row = await self._database.first(_CLAIM_ANY, values)
+            row = await self._database.first(_CLAIM_ANY, values | {"apart_from": list(apart_from)})
         else:
             row = await self._database.first(_CLAIM_ONE, values | {"session": session_id})
         if row is None:
             return None
-        # What other tables say is read in statements of their own: the claim's snapshot is older than
-        # the lock that it waited for.
-        running = None
+        lease = Lease(tenant=row.tenant_id, session_id=row.id, owner=owner, epoch=row.epoch)
+        try:
+            return await self._described(lease, row)
+        except BaseException:
+            # Taken, and nobody would ever know: give it back, after a while.
+            with suppress(BearingsError):
+                await self.release(lease, pause=timedelta(seconds=1))
+            raise
+
+    async def _described(self, lease: Lease, row: Row) -> Claim:
+        """Read what a claim needs to know beside the session's row.
+
+        In statements of their own: the claim's snapshot is older than the lock that it waited for.
+        """
+        running, version = None, row.agent_version or row.newest_version
         if row.reply_id is not None:
             found = await self._database.first(_RUNNING, {"id": row.reply_id})
-            running = None if found is None else _queued(found)
+            if found is not None:
+                running, version = _queued(found), found.agent_version or version
         return Claim(
-            lease=Lease(tenant=row.tenant_id, session_id=row.id, owner=owner, epoch=row.epoch),
-            agent=await self._agent(row.agent_id, row.agent_version or row.newest_version),
+            lease=lease,
+            agent=await self._agent(row.agent_id, version),
             state_version=row.state_version,
             environment=orjson.loads(row.environment),
             environment_version=row.environment_version,
@@ -202,9 +226,9 @@ class PostgresLeases:
             queued=row.queued,
         )
 
-    async def release(self, lease: Lease) -> None:
-        """Give the session back; nothing if it was lost."""
-        await self._database.run(_RELEASE, _names(lease))
+    async def release(self, lease: Lease, *, pause: timedelta) -> None:
+        """Give the session back: another holder may go on after a pause. Nothing if it was lost."""
+        await self._database.run(_RELEASE, _names(lease) | {"pause": pause.total_seconds()})
 
     async def environment(self, lease: Lease) -> tuple[Environment, int]:
         """Return the live values and their version."""
@@ -248,7 +272,7 @@ async def _events_since(transaction: Transaction, session_id: str, seq: int) -> 
 
 
 def _batch_values(batch: Batch) -> dict[str, object]:
-    starts = [each.reply_id for each in batch.transitions if isinstance(each, Started)]
+    starts = [each for each in batch.transitions if isinstance(each, Started)]
     ends = [each for each in batch.transitions if isinstance(each, Ended)]
     usage: Usage = batch.usage or NO_USAGE
     error = ends[0].error if ends else None
@@ -260,7 +284,8 @@ def _batch_values(batch: Batch) -> dict[str, object]:
         "e_data": [draft.data.decode() for draft in batch.drafts],
         "starts": len(starts),
         "ends": bool(ends),
-        "reply": ends[0].reply_id if ends else starts[0] if starts else "",
+        "reply": ends[0].reply_id if ends else starts[0].reply_id if starts else "",
+        "agent_version": starts[0].agent_version if starts else None,
         "reason": ends[0].reason if ends else None,
         "error": None if error is None else error.model_dump_json(),
         "saves": saved is not None,

@@ -15,6 +15,7 @@ CHANNEL = "bearings"
 PAUSE_SECONDS = 0.03
 """How long wake-ups are collected before they are sent together."""
 RETRY_SECONDS = 2.0
+LAST_SEND_SECONDS = 1.0
 MOST_BYTES = 7_500
 """Postgres refuses a payload of 8,000 bytes and more."""
 
@@ -51,10 +52,15 @@ class PostgresSignals:
 
     async def start(self) -> None:
         """Begin to send and to listen."""
-        self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._listen())]
+        self._tasks = [asyncio.create_task(self._send())]
+        if not self._database.pooler:
+            self._tasks.append(asyncio.create_task(self._listen()))
 
     async def stop(self) -> None:
-        """End both."""
+        """Send what waits, and end both."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SEND_SECONDS):
+                await self._flush()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -64,16 +70,19 @@ class PostgresSignals:
             await self._something.wait()
             await asyncio.sleep(PAUSE_SECONDS)
             self._something.clear()
-            waiting, self._waiting = self._waiting, {}
-            for payload in _payloads(self._name, list(waiting)):
-                try:
-                    await self._database.all(
-                        "SELECT pg_notify(:channel, :payload)",
-                        {"channel": CHANNEL, "payload": payload},
-                    )
-                except Exception as error:  # noqa: BLE001 - a lost hint costs a poll, nothing else
-                    log.warning("wake-up not sent", error=str(error))
-                    break
+            await self._flush()
+
+    async def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for payload in _payloads(self._name, list(waiting)):
+            try:
+                await self._database.all(
+                    "SELECT pg_notify(:channel, :payload)",
+                    {"channel": CHANNEL, "payload": payload},
+                )
+            except Exception as error:  # noqa: BLE001 - a lost hint costs a poll, nothing else
+                log.warning("wake-up not sent", error=str(error))
+                return
 
     async def _listen(self) -> None:
         while True:

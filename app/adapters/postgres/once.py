@@ -54,6 +54,7 @@ async def happen_once(
             mine = await transaction.first(_TAKE, {**names, "fingerprint": given.fingerprint})
         except asyncpg.LockNotAvailableError as error:
             raise KeyInFlight from error
+        await transaction.run("SET LOCAL lock_timeout = DEFAULT", {})
         if mine is not None:
             answer = await work(transaction)
             await transaction.run(_KEEP, {**names, "answer": answer.model_dump_json()})

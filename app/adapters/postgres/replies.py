@@ -8,6 +8,7 @@ from app.adapters.postgres.once import happen_once
 from app.adapters.postgres.paging import page, read_number
 from app.adapters.postgres.sessions import no_session, usage_of
 from app.core.errors import NotFound, SessionBusy
+from app.core.events import UserInterruptEvent
 from app.core.messages import ErrorInfo, Msg
 from app.core.records import Accepted, Reply
 from app.ports.stores import Made, Once, Page, Submission
@@ -53,23 +54,19 @@ WHERE session_id = :session AND id = :id AND tenant_id = :tenant ORDER BY pos DE
 _BLOCKS = """
 SELECT pos, data::text AS data FROM blocks WHERE session_id = :session AND pos = :pos ORDER BY idx
 """
+_LOCK = """
+SELECT reply_id, interrupt FROM sessions WHERE id = :session AND tenant_id = :tenant FOR UPDATE
+"""
+_FIRST_QUEUED = """
+SELECT id FROM replies WHERE session_id = :session AND status = 'queued' ORDER BY seq LIMIT 1
+"""
 _INTERRUPT = """
-WITH target AS (
-  SELECT s.id, s.interrupt, coalesce(s.reply_id, (
-    SELECT r.id FROM replies r WHERE r.session_id = s.id AND r.status = 'queued'
-    ORDER BY r.seq LIMIT 1)) AS reply_id
-  FROM sessions s WHERE s.id = :session AND s.tenant_id = :tenant FOR UPDATE OF s
-), s AS (
-  UPDATE sessions SET interrupt = target.reply_id, next_seq = next_seq + 1
-  FROM target WHERE sessions.id = target.id AND target.reply_id IS NOT NULL
-    AND target.interrupt <> target.reply_id
-  RETURNING next_seq - 1 AS seq, epoch, sessions.interrupt AS reply_id
-), e AS (
-  INSERT INTO events (session_id, seq, tenant_id, epoch, reply_id, type, data)
-  SELECT :session, seq, :tenant, epoch, reply_id, 'USER_INTERRUPT',
-    json_build_object('type', 'USER_INTERRUPT', 'reply_id', reply_id) FROM s
+WITH s AS (
+  UPDATE sessions SET interrupt = :reply, next_seq = next_seq + 1
+  WHERE id = :session RETURNING next_seq - 1 AS seq, epoch
 )
-SELECT reply_id FROM target
+INSERT INTO events (session_id, seq, tenant_id, epoch, reply_id, type, data)
+SELECT :session, seq, :tenant, epoch, :reply, 'USER_INTERRUPT', CAST(:event AS json) FROM s
 """
 
 
@@ -140,10 +137,20 @@ class PostgresReplies:
 
     async def interrupt(self, tenant: str, session_id: str) -> str | None:
         """Ask that the reply which is written now, or comes next, be stopped."""
-        row = await self._database.first(_INTERRUPT, {"session": session_id, "tenant": tenant})
-        if row is None:
-            raise no_session(session_id)
-        return row.reply_id
+        found: dict[str, object] = {"session": session_id, "tenant": tenant}
+        async with self._database.begin() as transaction:
+            row = await transaction.first(_LOCK, found)
+            if row is None:
+                raise no_session(session_id)
+            reply_id: str | None = row.reply_id
+            if reply_id is None:
+                # In a statement of its own, behind the lock: a reply may just have ended.
+                queued = await transaction.first(_FIRST_QUEUED, {"session": session_id})
+                reply_id = None if queued is None else queued.id
+            if reply_id is not None and row.interrupt != reply_id:
+                event = UserInterruptEvent(reply_id=reply_id).encode().decode()
+                await transaction.run(_INTERRUPT, found | {"reply": reply_id, "event": event})
+            return reply_id
 
     async def _find(self, tenant: str, session_id: str) -> Row:
         row = await self._database.first(_BUSY_WITH, {"session": session_id, "tenant": tenant})

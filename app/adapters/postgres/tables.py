@@ -170,6 +170,8 @@ replies = Table(
     Column("seq", BigInteger, nullable=False),
     Column("message", JSON, nullable=False),
     Column("max_iters", Integer),
+    # The version of the agent that writes it, from its beginning to its end.
+    Column("agent_version", Integer),
     Column("status", Text, nullable=False, server_default=text("'queued'")),
     Column("finished_reason", Text),
     Column("error", JSON),

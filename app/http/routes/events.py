@@ -10,7 +10,7 @@ from app.core.errors import Invalid
 from app.core.records import LogEntry
 from app.http.dependencies import CurrentCaller, EngineParts, Limit, wants_events
 from app.http.schemas import EventPage
-from app.http.sse import stream
+from app.http.sse import DESCRIBED, stream
 
 router = APIRouter(prefix="/v1/sessions/{session_id}/events", tags=["events"])
 
@@ -22,7 +22,7 @@ _DIGITS = re.compile(r"[0-9]{1,19}")
     "",
     response_model=EventPage,
     responses={
-        200: {"content": {"text/event-stream": {}}},
+        200: {"description": "The log, as a stream or as a page.", "content": DESCRIBED},
         409: {"description": "The cursor is beyond the end of the log."},
         410: {"description": "Events behind the cursor are no longer kept."},
     },

@@ -20,7 +20,7 @@ from app.http.dependencies import (
     wants_events,
 )
 from app.http.schemas import List, NewMessage
-from app.http.sse import stream
+from app.http.sse import DESCRIBED, stream
 
 router = APIRouter(prefix="/v1/sessions/{session_id}/messages", tags=["messages"])
 
@@ -34,7 +34,7 @@ router = APIRouter(prefix="/v1/sessions/{session_id}/messages", tags=["messages"
             "description": "The events of the reply as a stream (`Accept: text/event-stream`), or its "
             "final message (`Prefer: wait=N`).",
             "model": Msg,
-            "content": {"text/event-stream": {}},
+            "content": DESCRIBED,
         },
         409: {"description": "A reply is being written, and `on_busy` is `reject`."},
     },

@@ -11,7 +11,8 @@ from httpx_aiohttp import HttpxAiohttpClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.adapters.models.openai import NO_OUTPUT, OpenAIModel
+from app.adapters.models.openai import OpenAIModel
+from app.adapters.models.openai_messages import NO_OUTPUT
 from app.adapters.models.retrying import RetryingModel
 from app.core.errors import ModelError
 from app.core.messages import (
@@ -401,6 +402,49 @@ async def test_a_call_without_a_result_gets_one():
 
     assert [message["role"] for message in written] == ["assistant", "tool", "tool", "user"]
     assert written[2]["content"] == LOST_RESULT
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        # The first call is lost, and a second round follows.
+        (
+            [a_call("1"), a_call("2"), a_result("2"), a_call("3"), a_result("3")],
+            [("1", "2"), "2", "1", ("3",), "3"],
+        ),
+        # A result comes after the next round has begun.
+        (
+            [a_call("1"), a_call("2"), a_result("1"), a_call("3"), a_result("2"), a_result("3")],
+            [("1", "2"), "1", "2", ("3",), "3"],
+        ),
+        # Text and hints stand between two results.
+        (
+            [a_call("1"), a_call("2"), a_result("1"), text("t"), a_result("2")],
+            [("1", "2"), "1", "2", ()],
+        ),
+        (
+            [a_call("1"), a_call("2"), a_result("1"), HintBlock(hint="h"), a_result("2")],
+            [("1", "2"), "1", "2", "h"],
+        ),
+        ([a_call("1"), HintBlock(hint="h"), a_result("1")], [("1",), "1", "h"]),
+        # Results without a call, or of one that has its result, are dropped.
+        ([a_result("0"), a_call("1"), a_result("1"), a_result("1")], [("1",), "1"]),
+        # An id comes twice, and the first call is lost.
+        (
+            [a_call("1"), a_call("2"), a_result("2"), a_call("1"), text("t"), a_result("1")],
+            [("1", "2"), "2", "1", ("1",), "1"],
+        ),
+    ],
+)
+async def test_all_results_of_a_message_follow_it_at_once(blocks, expected):
+    written = await messages(assistant(*blocks))
+
+    assert [
+        tuple(each["id"] for each in message.get("tool_calls", ()))
+        if message["role"] == "assistant"
+        else message.get("tool_call_id", message["content"])
+        for message in written
+    ] == expected
 
 
 async def test_rc_055_blank_text_thoughts_alone_and_silent_tools_are_never_sent_empty():
@@ -1180,7 +1224,7 @@ async def test_garbage_in_a_stream_is_a_bad_answer(raw):
 
 
 async def test_a_line_without_an_end_is_a_bad_answer(monkeypatch):
-    monkeypatch.setattr("app.adapters.models.openai.MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr("app.adapters.models.openai_answer.MAX_HELD_BYTES", 1000)
     error = await fails({"_raw": "data: "}, *[{"_raw": "x" * 100}] * 20)
 
     assert error.code == "model_bad_answer"
