@@ -167,7 +167,7 @@ class Worker:
     async def _serve(self, claim: Claim) -> None:
         """Hold a session until nothing waits there any more, or until it is lost."""
         session_id = claim.lease.session_id
-        released = False
+        released = failed = False
         try:
             warm = await self._standing(claim)
             journal = LeasedJournal(
@@ -189,12 +189,14 @@ class Worker:
             if released:
                 self._keep_warm(claim, journal, warm)
         except BearingsError as error:
+            failed = True
             log.warning("session lost", session_id=session_id, reason=error.detail)
         except Exception:
+            failed = True
             log.exception("a reply broke off", session_id=session_id)
         finally:
             if not released:
-                await self._give_back(claim)
+                await self._give_back(claim, failed=failed)
 
     async def _hold(self, held: _Held) -> None:
         """Write replies while the journal is written to the store beside them.
@@ -265,12 +267,13 @@ class Worker:
             _, dropped = self._warm.popitem(last=False)
             self._warm_messages -= len(dropped.loaded.standing.state.context)
 
-    async def _give_back(self, claim: Claim) -> None:
-        """Let another holder, or this process, go on; else the lease's end will.
+    async def _give_back(self, claim: Claim, *, failed: bool) -> None:
+        """Let another holder, or this process, go on; if that fails, the lease's end will.
 
-        At once the first time; after that, whatever is wrong is given more and more time to pass.
+        At once, unless taking the session has failed before: whatever is wrong is given more and more
+        time to pass.
         """
-        again = claim.attempts - 1
+        again = claim.attempts - 1 if failed else 0
         pause = timedelta(seconds=min(2.0**again, LONGEST_PAUSE_SECONDS) if again > 0 else 0)
         with suppress(BearingsError):
             await self._leases.release(claim.lease, pause=pause)

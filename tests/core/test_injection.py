@@ -235,6 +235,14 @@ def test_a_trigger_with_signs_that_are_escaped_is_recognised() -> None:
     assert tell(known, config, environment={"rule": "a < b & c"}) is None
 
 
+def test_a_trigger_of_several_lines_is_recognised() -> None:
+    config = InjectionConfig(trigger_fields=["place"])
+    known = state()
+    tell(known, config, environment={"place": "Hangzhou\noffice"})
+
+    assert tell(known, config, environment={"place": "Hangzhou\noffice"}) is None
+
+
 changes = st.lists(
     st.sampled_from(["minute", "hour", "fail", "work", "battery", "task", "message", "tokens"]),
     max_size=12,

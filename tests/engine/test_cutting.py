@@ -197,3 +197,26 @@ async def test_an_injection_that_is_not_shown_is_part_of_the_state_all_the_same(
     assert "HINT_BLOCK" not in [event.type for event in recorder.events]
     assert recorder.standing.state.context[-1].content[0].type == "hint"
     assert fold(recorder.events, AgentState(session_id="ses_1")).state == recorder.standing.state
+
+
+async def test_the_notice_of_the_last_round_is_given_once_however_often_it_is_taken_up() -> None:
+    script = [call(("c1", "Echo", '{"x": "1"}')), say("enough")]
+    end = await whole(script, max_iters=1)
+    last = len(end.events) - 1 - [e.type for e in reversed(end.events)].index("MODEL_CALL_START")
+    recorder = asked(UserMsg("user", "hi"))
+    recorder.dies_after = last + 1
+    with pytest.raises(Died):
+        await write_reply(
+            bench(recorder, StepModel(script, recorder.events), tools(), max_iters=1),
+            Meter(),
+            reply_id="rep_1",
+        )
+    recorder.dies_after = None
+    await resume_reply(
+        bench(recorder, StepModel(script, recorder.events), tools(), max_iters=1),
+        Meter(),
+        attempts=1,
+    )
+    hints = [b for b in recorder.standing.state.context[-1].content if b.type == "hint"]
+
+    assert sum("maximum of 1" in str(hint.hint) for hint in hints) == 1
