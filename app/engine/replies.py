@@ -8,6 +8,7 @@ from datetime import timedelta
 from app.core.events import MessageReceivedEvent
 from app.core.messages import DataBlock, Msg, TextBlock
 from app.core.records import Accepted, LogEntry
+from app.core.values import JsonObject
 from app.engine.event_log import Logs
 from app.engine.ids import Clock, NewId, timestamp
 from app.engine.wakeups import Wakeups
@@ -22,6 +23,7 @@ class Said:
     name: str
     content: Sequence[TextBlock | DataBlock]
     on_busy: OnBusy
+    context: JsonObject
     max_iters: int | None
 
 
@@ -81,6 +83,7 @@ class Replies:
             message=message,
             received=received.encode(),
             on_busy=said.on_busy,
+            context=said.context,
             max_iters=said.max_iters,
         )
         made = await self._store.submit(tenant, session_id, submission, once=once)

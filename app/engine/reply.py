@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from app.core.apply import Standing
@@ -91,7 +91,7 @@ async def _go_on(bench: Bench, meter: Meter) -> None:
     while True:
         step = decide(bench.journal.standing, max_iters=bench.equipment.max_iters)
         gate = _Gate(bench.journal)
-        behind = Bench(gate, bench.equipment, bench.clock, bench.new_id)
+        behind = replace(bench, journal=gate)
         match step:
             case Finish(reason):
                 await _end(bench, reason)

@@ -4,10 +4,11 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
+from pydantic import JsonValue
 
 from app.core.events import (
     StateUpdatedEvent,
@@ -42,6 +43,8 @@ class Bench:
     equipment: Equipment
     clock: Clock
     new_id: NewId
+    context: JsonObject = field(default_factory=dict[str, JsonValue])
+    """The runtime context, for tools."""
 
     def now(self) -> str:
         """Return the time as a timestamp."""
@@ -106,6 +109,7 @@ async def _run(bench: Bench, call: ToolCallBlock) -> None:
         now=bench.now(),
         session_id=bench.journal.standing.state.session_id,
         tasks=_LivePlan(bench),
+        context=bench.context,
     )
     seconds = bench.equipment.tool_timeout.total_seconds()
     try:

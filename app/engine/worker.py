@@ -244,7 +244,7 @@ class Worker:
         equipment = self._equip(held.claim.agent)
         if queued.max_iters is not None:
             equipment = dataclasses.replace(equipment, max_iters=queued.max_iters)
-        return Bench(held.journal, equipment, self._clock, self._new_id)
+        return Bench(held.journal, equipment, self._clock, self._new_id, queued.context)
 
     async def _standing(self, claim: Claim) -> _Warm:
         """Return where the session stands: from memory if that is the newest, else from the store."""

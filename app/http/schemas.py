@@ -74,6 +74,10 @@ class NewMessage(Value):
     name: Label = "user"
     on_busy: Literal["enqueue", "reject"] = "enqueue"
     """What happens when a reply is being written: answer in order, or refuse with 409."""
+    context: Annotated[JsonObject, Field(max_length=MOST_FIELDS)] = {}
+    """The runtime context: given to tools, never shown to the model, gone when the reply ends."""
+    structured_output: None = None
+    """Not there yet: answers are text."""
     max_iters: int | None = Field(default=None, ge=1, le=1000)
     """Rounds of reasoning and acting, instead of the agent's."""
 

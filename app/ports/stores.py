@@ -215,6 +215,8 @@ class Submission:
     received: bytes
     """The `MESSAGE_RECEIVED` event, encoded: the log and every reader get these bytes."""
     on_busy: OnBusy
+    context: JsonObject
+    """The runtime context, kept until the reply ends."""
     max_iters: int | None
 
 
@@ -306,6 +308,7 @@ class Queued:
 
     reply_id: str
     message: Msg
+    context: JsonObject
     max_iters: int | None
 
 

@@ -1,8 +1,10 @@
 """The door to tools."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
+
+from pydantic import JsonValue
 
 from app.core.messages import ToolResultState
 from app.core.state import TasksContext
@@ -58,6 +60,7 @@ class ToolCall:
         arguments: What the model asked for, checked against the tool's schema.
         now: When the call began, as a timestamp.
         session_id: Whose call it is.
+        context: The runtime context that came with the message; no model sees it.
         tasks: The session's plan.
     """
 
@@ -67,6 +70,7 @@ class ToolCall:
     now: str
     session_id: str
     tasks: Tasks
+    context: JsonObject = field(default_factory=dict[str, JsonValue])
 
 
 class Tool(Protocol):

@@ -13,7 +13,6 @@ depends_on: str | Sequence[str] | None = None
 
 
 def upgrade() -> None:
-
     op.create_table(
         "agents",
         sa.Column("id", sa.Text(), nullable=False),
@@ -103,6 +102,7 @@ def upgrade() -> None:
         sa.Column("seq", sa.BigInteger(), nullable=False),
         sa.Column("message", postgresql.JSON(astext_type=sa.Text()), nullable=False),
         sa.Column("max_iters", sa.Integer(), nullable=True),
+        sa.Column("context", postgresql.JSON(astext_type=sa.Text()), nullable=True),
         sa.Column("agent_version", sa.Integer(), nullable=True),
         sa.Column("status", sa.Text(), server_default=sa.text("'queued'"), nullable=False),
         sa.Column("finished_reason", sa.Text(), nullable=True),
@@ -236,7 +236,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-
     op.drop_index(
         "ix_sessions_work",
         table_name="sessions",

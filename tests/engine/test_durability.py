@@ -10,7 +10,8 @@ import pytest
 from app.adapters.postgres.database import Database
 from app.adapters.postgres.leases import PostgresLeases
 from app.core.errors import NotSent, Unavailable
-from app.core.messages import Usage
+from app.core.messages import TextBlock, Usage
+from app.engine.replies import Said
 from app.engine.worker import Worker
 from app.ports.models import Finished, Piece, Prompt, TextPiece
 from app.ports.stores import Appended, Batch, Lease
@@ -331,3 +332,22 @@ async def test_usage_is_summed_over_replies(here: Replica) -> None:
         3 * USAGE.input_tokens,
         3 * USAGE.output_tokens,
     )
+
+
+async def test_the_runtime_context_reaches_tools_and_is_gone_when_the_reply_ends(
+    here: Replica,
+) -> None:
+    tool = WrittenTool("Echo")
+    model = WrittenModel([call(("c", "Echo", "{}")), say("ok")])
+    session = await here.session()
+    said = Said("user", [TextBlock(text="hi")], "enqueue", {"user_id": "secret-u1"}, None)
+    await here.replies.submit(TENANT, session, said, once=None)
+    await written(here, session, here.worker(model, tool))
+    row = await here.database.first(
+        "SELECT context FROM replies WHERE session_id = :id", {"id": session}
+    )
+
+    assert tool.calls[0].context == {"user_id": "secret-u1"}
+    assert "secret-u1" not in str(model.prompts)
+    assert row is not None
+    assert row.context is None

@@ -71,7 +71,7 @@ class Replica:
         return (await self.sessions.create(TENANT, new_id("ses"), new, once=None)).value.id
 
     async def send(self, session: str, text: str = "hi") -> Accepted:
-        said = Said("user", [TextBlock(text=text)], "enqueue", None)
+        said = Said("user", [TextBlock(text=text)], "enqueue", {}, None)
         return (await self.replies.submit(TENANT, session, said, once=None)).value
 
     async def row(self, session: str) -> Any:

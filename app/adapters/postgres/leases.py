@@ -53,10 +53,11 @@ FROM agents a JOIN agent_versions v ON v.agent_id = a.id
 WHERE a.id = :id AND v.version = :version
 """
 _RUNNING = """
-SELECT id, message::text AS message, max_iters, agent_version FROM replies WHERE id = :id
+SELECT id, message::text AS message, context::text AS context, max_iters, agent_version
+FROM replies WHERE id = :id
 """
 _NEXT = """
-SELECT id, message::text AS message, max_iters FROM replies
+SELECT id, message::text AS message, context::text AS context, max_iters FROM replies
 WHERE session_id = :session AND status = 'queued' ORDER BY seq LIMIT 1
 """
 _HEAD = """
@@ -105,6 +106,7 @@ WITH s AS (
     finished_reason = CAST(:reason AS text), error = CAST(:error AS json),
     started_at = coalesce(started_at, clock_timestamp()),
     finished_at = CASE WHEN :ends THEN clock_timestamp() END,
+    context = CASE WHEN :ends THEN NULL ELSE context END,
     input_tokens = :t_in, output_tokens = :t_out, cache_input_tokens = :t_cache,
     cache_creation_input_tokens = :t_make
   FROM s WHERE id = :reply
@@ -262,6 +264,7 @@ def _queued(row: Row) -> Queued:
     return Queued(
         reply_id=row.id,
         message=Msg.model_validate_json(row.message, extra="ignore"),
+        context=orjson.loads(row.context or "{}"),
         max_iters=row.max_iters,
     )
 

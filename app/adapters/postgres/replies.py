@@ -20,8 +20,9 @@ WITH s AS (
     AND (NOT :reject OR (queued = 0 AND reply_id IS NULL))
   RETURNING next_seq - 1 AS seq, epoch
 ), r AS (
-  INSERT INTO replies (id, tenant_id, session_id, seq, message, max_iters)
-  SELECT :reply, :tenant, :session, seq, CAST(:message AS json), :max_iters FROM s
+  INSERT INTO replies (id, tenant_id, session_id, seq, message, context, max_iters)
+  SELECT :reply, :tenant, :session, seq, CAST(:message AS json), CAST(:context AS json), :max_iters
+  FROM s
 )
 INSERT INTO events (session_id, seq, tenant_id, epoch, reply_id, type, data)
 SELECT :session, seq, :tenant, epoch, :reply, 'MESSAGE_RECEIVED', CAST(:event AS json) FROM s
@@ -86,6 +87,7 @@ class PostgresReplies:
             "reject": submission.on_busy == "reject",
             "reply": submission.reply_id,
             "message": submission.message.model_dump_json(),
+            "context": orjson.dumps(submission.context).decode(),
             "max_iters": submission.max_iters,
             "event": submission.received.decode(),
         }

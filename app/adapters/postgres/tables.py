@@ -170,6 +170,8 @@ replies = Table(
     Column("seq", BigInteger, nullable=False),
     Column("message", JSON, nullable=False),
     Column("max_iters", Integer),
+    # The runtime context, for tools; gone when the reply ends.
+    Column("context", JSON),
     # The version of the agent that writes it, from its beginning to its end.
     Column("agent_version", Integer),
     Column("status", Text, nullable=False, server_default=text("'queued'")),

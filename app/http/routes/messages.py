@@ -60,6 +60,7 @@ async def send(
         name=message.name,
         content=message.blocks,
         on_busy=message.on_busy,
+        context=message.context,
         max_iters=message.max_iters,
     )
     made = await engine.replies.submit(caller.tenant, session_id, said, once=once)
