@@ -32,7 +32,7 @@ from app.adapters.postgres.sessions import PostgresSessions
 from app.adapters.tools.tasks import task_tools
 from app.config import Settings
 from app.core.records import Agent
-from app.core.specs import AgentSpec, ModelSpec, resolve_context
+from app.core.specs import AgentSpec, ModelSpec, fitting_context
 from app.engine.equipment import Equipment
 from app.engine.event_log import Logs
 from app.engine.ids import new_id, utc_now
@@ -171,7 +171,7 @@ class Workshop:
             model=model,
             tools={tool.schema.name: tool for tool in tools},
             injection=agent.injection,
-            context=resolve_context(agent.context, agent.injection),
+            context=fitting_context(agent.context, agent.injection),
             max_iters=agent.react.max_iters,
         )
 

@@ -69,7 +69,7 @@ class PermissionRule(Value):
     """A rule that allows, denies or asks about calls of one tool."""
 
     tool_name: str
-    rule_content: str | None
+    rule_content: str | None = None
     behavior: Literal["allow", "deny", "ask", "passthrough"]
     source: str
 

@@ -192,11 +192,27 @@ class AgentSpec(Value):
 
     @model_validator(mode="after")
     def _ratios_fit(self) -> Self:
-        resolve_context(self.context, self.injection)
+        fitting_context(self.context, self.injection)
         return self
 
 
 def resolve_context(context: ContextConfig, injection: InjectionConfig) -> ContextConfig:
+    """Do what `fitting_context` does, and warn of the deprecated ratio: for whoever writes configs.
+
+    Raises:
+        ValueError: The ratios do not fit together.
+    """
+    if injection.context_buffer_ratio is not None:
+        warnings.warn(
+            "InjectionConfig.context_buffer_ratio is deprecated: set the context_buffer_ratio of "
+            "ContextConfig instead",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    return fitting_context(context, injection)
+
+
+def fitting_context(context: ContextConfig, injection: InjectionConfig) -> ContextConfig:
     """Apply the deprecated ratio of an injection config, and check that the ratios fit together.
 
     The given config is not changed: another agent may share it.
@@ -206,26 +222,14 @@ def resolve_context(context: ContextConfig, injection: InjectionConfig) -> Conte
             `trigger_ratio`.
     """
     if injection.context_buffer_ratio is not None:
-        warnings.warn(
-            "InjectionConfig.context_buffer_ratio is deprecated: set the context_buffer_ratio of "
-            "ContextConfig instead",
-            DeprecationWarning,
-            stacklevel=3,
-        )
         context = context.model_copy(
             update={"context_buffer_ratio": injection.context_buffer_ratio}
         )
     if context.reserve_ratio >= context.trigger_ratio:
-        raise ValueError(
-            f"context.reserve_ratio ({context.reserve_ratio}) must be smaller than "
-            f"context.trigger_ratio ({context.trigger_ratio})"
-        )
+        raise ValueError("context.reserve_ratio must be smaller than context.trigger_ratio")
     buffer_is_used = injection.inject_runtime_state or context.compression_tool_enabled
     if buffer_is_used and context.context_buffer_ratio >= context.trigger_ratio:
-        raise ValueError(
-            f"context.context_buffer_ratio ({context.context_buffer_ratio}) must be smaller than "
-            f"context.trigger_ratio ({context.trigger_ratio})"
-        )
+        raise ValueError("context.context_buffer_ratio must be smaller than context.trigger_ratio")
     return context
 
 

@@ -283,7 +283,7 @@ async def test_what_fails_again_and_again_is_given_time_and_ends(here: Replica) 
     worker._equip = lambda agent: (_ for _ in ()).throw(RuntimeError("no such model"))
     await worker.start()
     await until_attempts(broken, session, 2)
-    await worker.stop(NOW)
+    await worker.stop(timedelta(seconds=5))
     resting = await here.row(session)
     await here.database.run(
         "UPDATE sessions SET attempts = 4, lease_until = '-infinity' WHERE id = :id",

@@ -340,7 +340,8 @@ def usage_of(row: Row) -> Usage:
 
 async def _import(transaction: Transaction, tenant: str, session_id: str, state: AgentState) -> int:
     """Write a whole state over what is there; the row is locked by this transaction."""
-    event = StateUpdatedEvent(part="state", value=state.model_dump(mode="json"))
+    document = state.model_dump(mode="json", exclude_none=True)
+    event = StateUpdatedEvent(part="state", value=document)
     names = {"session": session_id, "tenant": tenant}
     for table in ("blocks", "messages"):
         await transaction.run(f"DELETE FROM {table} WHERE session_id = :session", names)
