@@ -94,19 +94,21 @@ class Replies:
         self._wakeups.call_worker(session_id)
         return made
 
-    async def follow(self, session_id: str, accepted: Accepted) -> AsyncGenerator[LogEntry, None]:
+    async def follow(
+        self, session_id: str, accepted: Accepted
+    ) -> AsyncGenerator[Sequence[LogEntry], None]:
         """Read the events of one reply, until its terminal event.
 
         Yields:
-            The reply's events in order, `MESSAGE_RECEIVED` first. They end without a terminal event
-            only when the session is deleted or this process is about to end.
+            The reply's next events, at least one at a time, `MESSAGE_RECEIVED` first. They end without
+            a terminal event only when the session is deleted or this process is about to end.
         """
         async for entries in self._logs.tail(session_id, after=accepted.after_seq):
-            for entry in entries:
-                if entry.reply_id == accepted.reply_id:
-                    yield entry
-                    if entry.type == "REPLY_END":
-                        return
+            own = [entry for entry in entries if entry.reply_id == accepted.reply_id]
+            if own:
+                yield own
+                if own[-1].type == "REPLY_END":
+                    return
 
     async def wait(
         self, tenant: str, session_id: str, accepted: Accepted, *, patience: timedelta
@@ -158,8 +160,8 @@ class Replies:
         """Wait until a reply has ended; False when the time is up or this process is about to end."""
         try:
             async with asyncio.timeout(patience.total_seconds()):
-                async for entry in self.follow(session_id, accepted):
-                    if entry.type == "REPLY_END":
+                async for entries in self.follow(session_id, accepted):
+                    if entries[-1].type == "REPLY_END":
                         return True
         except TimeoutError:
             pass

@@ -1,18 +1,16 @@
 """Messages: what people send, and the whole history."""
 
-from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from app.core.messages import Msg
-from app.core.records import Accepted, LogEntry
+from app.core.records import Accepted
 from app.engine.replies import Said
 from app.http.dependencies import (
     CurrentCaller,
     Cursor,
-    Engine,
     EngineParts,
     Idempotency,
     Limit,
@@ -69,7 +67,7 @@ async def send(
     if made.replayed:
         headers["Idempotency-Replayed"] = "true"
     if wants_events(request, default=False):
-        return stream(_batches(engine, session_id, accepted), headers=headers)
+        return stream(engine.replies.follow(session_id, accepted), headers=headers)
     if patience is not None:
         final = await engine.replies.wait(caller.tenant, session_id, accepted, patience=patience)
         if final is not None:
@@ -92,10 +90,3 @@ async def page(
         caller.tenant, session_id, limit=limit, cursor=cursor, newest_first=order == "desc"
     )
     return List(data=list(found.data), next_cursor=found.next_cursor)
-
-
-async def _batches(
-    engine: Engine, session_id: str, accepted: Accepted
-) -> AsyncGenerator[Sequence[LogEntry], None]:
-    async for entry in engine.replies.follow(session_id, accepted):
-        yield [entry]
