@@ -46,8 +46,20 @@ from app.ports.tools import Tool
 log = structlog.get_logger()
 
 OPENAI_URL = "https://api.openai.com/v1"
+NOT_YET = "this release cannot do that yet; leave it out"
 NOT_PUBLIC = "not a public address; the operator allows others with BEARINGS_EGRESS_ALLOW"
 FORGET_EVERY = timedelta(hours=1)
+
+
+def check_settings(settings: Settings) -> None:
+    """Make sure that what an operator set can be run.
+
+    Raises:
+        ValueError: It cannot; the text says what to do.
+    """
+    if settings.model.partition(":")[0] not in _PROVIDERS:
+        known = ", ".join(sorted(_PROVIDERS))
+        raise ValueError(f"BEARINGS_MODEL: no such provider; there are: {known}")
 
 
 @asynccontextmanager
@@ -145,9 +157,6 @@ class Workshop:
 
     def __init__(self, settings: Settings, client: httpx.AsyncClient) -> None:
         self._settings, self._client = settings, client
-        if self._default.provider not in _PROVIDERS:
-            known = ", ".join(sorted(_PROVIDERS))
-            raise ValueError(f"BEARINGS_MODEL names no provider that is there: {known}.")
         self.groups: dict[str, list[Tool]] = {"tasks": list(task_tools())}
         self._ready: dict[tuple[str, int], Equipment] = {}
 
@@ -185,6 +194,10 @@ class Workshop:
             for at, name in enumerate(spec.tools.builtin)
             if name not in self.groups
         ]
+        if spec.context.compression_tool_enabled:
+            problems.append(("/context/compression_tool_enabled", NOT_YET))
+        if spec.react.stop_on_reject:
+            problems.append(("/react/stop_on_reject", NOT_YET))
         for field in ("model", "fallback_model"):
             model = cast("ModelSpec | None", getattr(spec, field))
             if model is None:

@@ -34,12 +34,18 @@ GET_ID = "python3 -c 'import json,sys; print(json.load(sys.stdin)[\"id\"])'"
 
 def _settings() -> Settings:
     try:
-        return Settings()
+        settings = Settings()
+        bootstrap.check_settings(settings)
     except ValidationError as error:
         for each in error.errors():
             name = "_".join(str(part) for part in each["loc"]).upper()
-            typer.echo(f"BEARINGS_{name}: {each['msg']}" if name else each["msg"], err=True)
+            said = each["msg"].removeprefix("Value error, ")
+            typer.echo(f"BEARINGS_{name}: {said}" if name else said, err=True)
         raise typer.Exit(2) from error
+    except ValueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    return settings
 
 
 class _Server(uvicorn.Server):

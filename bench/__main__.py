@@ -159,7 +159,8 @@ def table(rows: list[Row]) -> str:
     ]
     for what, unit, ours, bare, kept in rows:
         lines.append(
-            f"| {what} | {unit} | {ours:,.2f} | {bare:,.2f} | {kept:,.2f} | {ours / bare:.2f} | {ours / kept:.2f} |"
+            f"| {what} | {unit} | {ours:,.2f} | {bare:,.2f} | {kept:,.2f} "
+            f"| {ours / bare:.2f} | {ours / kept:.2f} |"
         )
     return "\n".join(lines)
 

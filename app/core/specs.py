@@ -137,9 +137,11 @@ class ContextConfig(Value):
     context_buffer_ratio: float = Field(default=0.2, ge=0, le=1)
     """Share of the window, ahead of the trigger, within which the agent is told."""
     compression_tool_enabled: bool = False
+    """Whether the agent may compress by itself; refused over HTTP, where nothing compresses yet."""
     tool_result_limit: int = Field(default=20000, ge=1)
     """Most tokens of one tool result."""
     max_images: int = Field(default=5, ge=0)
+    """Not used yet: every image stays."""
 
 
 class ReActConfig(Value):
@@ -148,7 +150,9 @@ class ReActConfig(Value):
     max_iters: int = Field(default=50, ge=1, le=1000)
     """Rounds in one reply."""
     stop_on_reject: bool = False
+    """Not there yet, and refused over HTTP: nothing asks people so far."""
     structured_output_grace_iters: int = Field(default=5, gt=0, le=100)
+    """Not used yet: answers are text."""
 
 
 class ModelSpec(Value):

@@ -195,6 +195,8 @@ async def _unless_interrupted(work: Coroutine[object, object, None], gate: _Gate
             step.cancel()
             await asyncio.wait({step}, timeout=CANCEL_PATIENCE_SECONDS)
             gate.shut = True
+            if step.done() and not step.cancelled():
+                step.exception()  # read, so that nobody is told of it later: the reply stops anyway
     if step.done() and step.cancelled() and not stopped:
         # Nobody here cancelled it: something that it used was, which is a failure like any other.
         raise ModelError(

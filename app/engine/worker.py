@@ -190,7 +190,13 @@ class Worker:
                 self._keep_warm(claim, journal, warm)
         except BearingsError as error:
             failed = True
-            log.warning("session lost", session_id=session_id, reason=error.detail)
+            cause = error.__cause__
+            log.warning(
+                "session lost",
+                session_id=session_id,
+                reason=error.detail,
+                **({"cause": repr(cause)} if cause else {}),
+            )
         except Exception:
             failed = True
             log.exception("a reply broke off", session_id=session_id)
@@ -213,13 +219,13 @@ class Worker:
                 await asyncio.wait({recording, writing}, return_when=asyncio.FIRST_COMPLETED)
                 if not writing.done() and not journal.released:
                     writing.cancel()
-                    await asyncio.wait({writing})
+                    await asyncio.gather(writing, return_exceptions=True)
                     journal.raise_if_lost()
                 await writing
         finally:
             recording.cancel()
             writing.cancel()
-            await asyncio.wait({recording, writing})
+            await asyncio.gather(recording, writing, return_exceptions=True)
             if self._held.get(session_id) is held:
                 del self._held[session_id]
 
