@@ -1,1 +1,1 @@
-"""What the service costs, against a bare proxy of the same model server in the same run."""
+"""What the service costs, against bare proxies of the same model server in the same run."""

@@ -1,105 +1,370 @@
-"""Sends messages and takes the time of what comes back."""
+"""The measurements: each a function that returns rows, all in turns so that noise hits all alike."""
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 
-from bench.targets import Target, cpu_seconds
+import aiohttp
+import asyncpg
 
-JSON = {"Accept": "text/event-stream"}
+from bench.client import Reply, reply, text
+from bench.processes import cpu_seconds, resident_mib
+from bench.report import Goal, Row
+from bench.targets import Bearings, Target
+
+TOKENS = 2000
+OPEN_STREAMS = 500
+HELD = (0, 10, 100, 1_000, 5_000)
+WINDOW = 50
+"""What `proxy2` sends to the model, however much is held."""
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where it is measured, and how much."""
+
+    client: aiohttp.ClientSession
+    model_url: str
+    folder: Path
+    postgres_url: str
+    postgres_pid: int
+    targets: Mapping[str, Target]
+    """Running, on one Postgres with a database each."""
+    rounds: int = 5
+    starts: int = 3
+    share: float = 1.0
+    """Of the replies of the full form."""
+
+    def some(self, count: int, *, least: int = 1) -> int:
+        return max(int(count * self.share), least)
+
+
+@dataclass(frozen=True)
 class Round:
-    """What a number of replies took."""
+    """What a number of replies took, from one target, without a pause."""
 
-    replies: list[float] = field(default_factory=list)
-    first_events: list[float] = field(default_factory=list)
-    first_tokens: list[float] = field(default_factory=list)
-    events: int = 0
-    wall: float = 0
-    cpu: float = 0
+    replies: Sequence[Reply]
+    wall: float
+    cpu: float
+    postgres_cpu: float
 
-    def add(self, other: "Round") -> None:
-        self.replies += other.replies
-        self.first_events += other.first_events
-        self.first_tokens += other.first_tokens
-        self.events += other.events
-        self.wall += other.wall
-        self.cpu += other.cpu
-
-    def p(self, share: float) -> float:
-        """A reply's time in ms at a share of all."""
-        ordered = sorted(self.replies)
+    def at(self, share: float) -> float:
+        """Return the time of a reply in ms that this share of all did not exceed."""
+        ordered = sorted(each.end for each in self.replies)
         return 1000 * ordered[min(int(len(ordered) * share), len(ordered) - 1)]
-
-    @property
-    def first_event_ms(self) -> float:
-        return 1000 * median(self.first_events)
-
-    @property
-    def first_token_ms(self) -> float:
-        return 1000 * median(self.first_tokens)
 
     @property
     def cpu_ms(self) -> float:
         return 1000 * self.cpu / len(self.replies)
 
     @property
+    def postgres_cpu_ms(self) -> float:
+        return 1000 * self.postgres_cpu / len(self.replies)
+
+    @property
     def per_second(self) -> float:
         return len(self.replies) / self.wall
 
+    @property
+    def events_per_second(self) -> float:
+        return sum(each.events for each in self.replies) / self.wall
 
-async def one(target: Target, address: str, into: Round, *, content: str = "hi") -> None:
-    begun = time.perf_counter()
-    first = token = None
-    async with target.client.post(address, json={"content": content}, headers=JSON) as answer:
-        assert answer.status == 200, await answer.text()
-        async for line in answer.content:
-            if line.startswith(b"data:"):
-                into.events += 1
-                now = time.perf_counter()
-                first = first or now
-                if token is None and b"TEXT_BLOCK_DELTA" in line:
-                    token = now
-    assert first is not None
-    assert token is not None
-    into.replies.append(time.perf_counter() - begun)
-    into.first_events.append(first - begun)
-    into.first_tokens.append(token - begun)
+    @property
+    def first_event_ms(self) -> float:
+        return 1000 * median(each.first_event for each in self.replies)
+
+    @property
+    def first_token_ms(self) -> float:
+        return 1000 * median(each.first_token for each in self.replies)
 
 
-async def replies(target: Target, addresses: list[str], count: int) -> Round:
-    """Take `count` replies, one at a time in each session, all sessions at once."""
-    taken, left = Round(), count
+async def talk(setting: Setting, target: Target, addresses: Sequence[str], count: int) -> Round:
+    """Take replies, one at a time in each session, all sessions at once."""
+    taken: list[Reply] = []
+    left = count
 
-    async def talk(address: str) -> None:
+    async def one(address: str) -> None:
         nonlocal left
         while left > 0:
             left -= 1
-            await one(target, address, taken)
+            taken.append(await reply(setting.client, address))
 
-    cpu, begun = cpu_seconds(target.pid), time.perf_counter()
-    await asyncio.gather(*[talk(address) for address in addresses])
-    taken.wall = time.perf_counter() - begun
-    taken.cpu = cpu_seconds(target.pid) - cpu
-    return taken
+    cpu, postgres = cpu_seconds(target.pid), cpu_seconds(setting.postgres_pid)
+    begun = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for address in addresses:
+            group.create_task(one(address))
+    return Round(
+        taken,
+        time.perf_counter() - begun,
+        cpu_seconds(target.pid) - cpu,
+        cpu_seconds(setting.postgres_pid) - postgres,
+    )
 
 
-async def interleaved(
-    targets: list[Target], *, model: str, sessions: int, count: int, rounds: int
-) -> dict[str, Round]:
-    """Measure targets in turns, A B C A B C …, so that the machine's moods hit all alike."""
+async def turns(
+    setting: Setting, *, model: str, sessions: int, count: int
+) -> dict[str, list[Round]]:
+    """Measure all targets in turns, each round beginning with another one."""
+    targets = list(setting.targets.values())
     addresses = {
         target.name: [await target.session(model) for _ in range(sessions)] for target in targets
     }
     for target in targets:
-        await replies(target, addresses[target.name], max(sessions, 5))
-    taken = {target.name: Round() for target in targets}
-    for _ in range(rounds):
-        for target in targets:
-            taken[target.name].add(
-                await replies(target, addresses[target.name], max(count // rounds, 1))
-            )
+        await talk(setting, target, addresses[target.name], max(sessions, 10))
+    taken: dict[str, list[Round]] = {target.name: [] for target in targets}
+    for at in range(setting.rounds):
+        first = at % len(targets)
+        for target in targets[first:] + targets[:first]:
+            taken[target.name].append(await talk(setting, target, addresses[target.name], count))
     return taken
+
+
+Quantity = Callable[[Round], float]
+
+
+def row(
+    what: str,
+    unit: str,
+    taken: Mapping[str, Sequence[Round]],
+    quantity: Quantity,
+    goal: Goal | None = None,
+) -> Row:
+    rounds = {name: [quantity(each) for each in of_it] for name, of_it in taken.items()}
+    return Row(what, unit, rounds, goal)
+
+
+async def single(setting: Setting) -> list[Row]:
+    """Measure one client and a reply of one chunk."""
+    taken = await turns(setting, model="text-1", sessions=1, count=setting.some(150))
+    return [
+        row("reply p50, 1 client", "ms", taken, lambda each: each.at(0.5), Goal(2, "proxy2")),
+        row("reply p95, 1 client", "ms", taken, lambda each: each.at(0.95)),
+        row("first event p50", "ms", taken, lambda each: each.first_event_ms),
+        row("first token p50", "ms", taken, lambda each: each.first_token_ms, Goal(2, "proxy2")),
+        row("service CPU a reply", "ms", taken, lambda each: each.cpu_ms, Goal(2.5, "proxy2")),
+        row("Postgres CPU a reply", "ms", _kept(taken), lambda each: each.postgres_cpu_ms),
+    ]
+
+
+async def many(setting: Setting, sessions: int) -> list[Row]:
+    """Measure sessions that talk at once, with replies of one chunk."""
+    taken = await turns(setting, model="text-1", sessions=sessions, count=setting.some(640))
+    at = f"{sessions} sessions"
+    steady = Goal(3) if sessions == 64 else None
+    fast = Goal(0.35, "proxy2", least=True)
+    return [
+        row(f"replies/s, {at}", "1/s", taken, lambda each: each.per_second, fast),
+        row(f"reply p50, {at}", "ms", taken, lambda each: each.at(0.5)),
+        row(f"reply p95, {at}", "ms", taken, lambda each: each.at(0.95)),
+        row(f"p95 ÷ p50, {at}", "x", taken, lambda each: each.at(0.95) / each.at(0.5), steady),
+        row(f"service CPU a reply, {at}", "ms", taken, lambda each: each.cpu_ms),
+        row(f"Postgres CPU a reply, {at}", "ms", _kept(taken), lambda each: each.postgres_cpu_ms),
+    ]
+
+
+async def tokens(setting: Setting, sessions: int) -> list[Row]:
+    """Measure replies of 2,000 chunks; every target must tell every word of them."""
+    model = f"text-{TOKENS}"
+    lengths = {
+        name: len(await text(setting.client, await target.session(model)))
+        for name, target in setting.targets.items()
+    }
+    assert len({*lengths.values()}) == 1, f"some text is missing: {lengths}"
+    count = setting.some(8 if sessions == 1 else 2 * sessions, least=max(sessions, 3))
+    taken = await turns(setting, model=model, sessions=sessions, count=count)
+    at, fast = f"{sessions} at once", Goal(0.4, "proxy", least=True)
+    return [
+        row(f"tokens/s, {at}", "1/s", taken, lambda each: TOKENS * each.per_second, fast),
+        row(f"events/s, {at}", "1/s", taken, lambda each: each.events_per_second),
+        row(f"service CPU a token, {at}", "us", taken, lambda each: 1000 * each.cpu_ms / TOKENS),
+    ]
+
+
+async def growth(setting: Setting) -> list[Row]:
+    """Measure replies in sessions that hold messages already, against an empty one.
+
+    The service has them in its agent's context, for nothing is compressed; in the last session it has
+    the last fifty there, as `proxy2` does always, and the others in its history.
+    """
+    targets = [setting.targets["bearings"], setting.targets["proxy2"]]
+    count = setting.some(20, least=8)
+    sessions = [*[(held, held) for held in HELD], (HELD[-1], WINDOW)]
+    p50: dict[str, list[list[float]]] = {}
+    addresses = {
+        target.name: [
+            await target.session("text-1", held=held, window=window) for held, window in sessions
+        ]
+        for target in targets
+    }
+    for target in targets:
+        p50[target.name] = [[] for _ in sessions]
+        await talk(setting, target, addresses[target.name], 3 * len(sessions))
+    for _ in range(setting.rounds):
+        for target in targets:
+            for at, address in enumerate(addresses[target.name]):
+                taken = await talk(setting, target, [address], count)
+                p50[target.name][at].append(taken.at(0.5))
+    names = [f"{held:,} held" for held in HELD] + [f"{HELD[-1]:,} held, {WINDOW} in the window"]
+    rows = [
+        Row(f"reply p50, {name}", "ms", {each: found[at] for each, found in p50.items()})
+        for at, name in enumerate(names)
+    ]
+    for at, name in enumerate(names[1:], start=1):
+        ratios = {
+            each: [grown / empty for grown, empty in zip(found[at], found[0], strict=True)]
+            for each, found in p50.items()
+        }
+        goal = Goal(1.2) if sessions[at][1] == WINDOW else None
+        rows.append(Row(f"{name} ÷ none", "x", ratios, goal))
+    return rows
+
+
+async def tools(setting: Setting) -> list[Row]:
+    """Measure replies with three rounds of a tool call before the text: four model calls."""
+    target = setting.targets["bearings"]
+    rounds: list[float] = []
+    for _ in range(setting.rounds):
+        addresses = [await target.session("tools-3x1,text-1") for _ in range(setting.some(20))]
+        ends = [(await reply(setting.client, address)).end for address in addresses]
+        rounds.append(1000 * median(ends))
+    return [Row("reply p50, 3 tool calls in a row", "ms", {"bearings": rounds})]
+
+
+async def transactions(setting: Setting) -> list[Row]:
+    """Count a reply's transactions by the database's own account.
+
+    A backend settles its account at the latest when it ends: a fresh process is started and stopped
+    without replies and with some, and the difference is theirs.
+    """
+    count = setting.some(200, least=50)
+    made: dict[str, list[float]] = {}
+    connection = await asyncpg.connect(setting.postgres_url)
+    try:
+        for name in ("bearings", "proxy2"):
+            fresh, database = replace(setting.targets[name]), f"bench_{name}"
+            before = await _settled(connection, database)
+            took = await _visit(setting, fresh, replies=count)
+            between = await _settled(connection, database)
+            await _visit(setting, fresh, pause=took)
+            after = await _settled(connection, database)
+            made[name] = [((between - before) - (after - between)) / count]
+    finally:
+        await connection.close()
+    return [Row("Postgres transactions a reply", "", made, Goal(5))]
+
+
+async def _visit(setting: Setting, target: Target, *, replies: int = 0, pause: float = 0) -> float:
+    """Start a target for some replies or for a pause, and return how long these took."""
+    async with target.running():
+        address = await target.session("text-1")
+        await talk(setting, target, [address], 1)
+        begun = time.perf_counter()
+        if replies:
+            await talk(setting, target, [address], replies)
+        await asyncio.sleep(pause)
+        return time.perf_counter() - begun
+
+
+async def _settled(connection: "asyncpg.Connection[asyncpg.Record]", database: str) -> int:
+    """Return how many transactions a database made, once its account stands still."""
+    asked = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1"
+    seen = -1
+    while True:
+        made = int(await connection.fetchval(asked, database))
+        if made == seen:
+            return made
+        seen = made
+        await asyncio.sleep(0.5)
+
+
+async def start(setting: Setting) -> list[Row]:
+    """Measure cold starts on a warm Postgres, idle memory, and what open streams take."""
+    names = ("bearings", "proxy", "proxy2")
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    idle: dict[str, list[float]] = {name: [] for name in names}
+    streams: dict[str, list[float]] = {name: [] for name in names}
+    for at in range(setting.starts):
+        for name in names:
+            fresh = replace(setting.targets[name])
+            async with fresh.running() as started:
+                await asyncio.sleep(1)
+                seconds[name].append(started.start_seconds)
+                idle[name].append(resident_mib(started.pid))
+                if at == 0:
+                    streams[name].append(await _streams_mib(setting, fresh))
+    return [
+        Row("start to /readyz, Postgres there", "s", seconds, Goal(2, "proxy")),
+        Row("RSS idle", "MiB", idle, Goal(1.4, "proxy")),
+        Row("RSS for 1,000 open streams", "MiB", streams, Goal(2, "proxy")),
+    ]
+
+
+async def _streams_mib(setting: Setting, target: Target) -> float:
+    """Open streams of quiet sessions and return what they add to a process, for 1,000 of them."""
+    addresses = [await target.session("text-1") for _ in range(10)]
+    for address in addresses:
+        await reply(setting.client, address)
+    before = resident_mib(target.pid)
+    async with AsyncExitStack() as stack:
+        for at in range(OPEN_STREAMS):
+            stream = setting.client.get(f"{addresses[at % 10]}/events")
+            answer = await stack.enter_async_context(stream)
+            assert answer.status == 200
+            await answer.content.readany()
+        after = resident_mib(target.pid)
+    return (after - before) * 1000 / OPEN_STREAMS
+
+
+async def own_postgres(setting: Setting) -> list[Row]:
+    """Measure a start with a Postgres of its own, as `make run` makes it, in a folder used before.
+
+    There the scripted model's first event is taken, too.
+    """
+    target = Bearings(
+        name="bearings",
+        client=setting.client,
+        model_url=setting.model_url,
+        data_dir=str(setting.folder / "own"),
+        model="scripted:demo",
+    )
+    seconds: list[float] = []
+    first: list[float] = []
+    async with target.running():
+        pass
+    for _ in range(setting.starts):
+        async with target.running() as started:
+            seconds.append(started.start_seconds)
+            address = await target.session("scripted:demo")
+            await reply(setting.client, address)
+            taken = [await reply(setting.client, address) for _ in range(setting.some(20, least=5))]
+            first.append(1000 * median(each.first_event for each in taken))
+    return [
+        Row("start to /readyz, own Postgres, warm folder", "s", {"bearings": seconds}, Goal(5)),
+        Row("first event, scripted:demo", "ms", {"bearings": first}, Goal(50)),
+    ]
+
+
+def _kept(taken: Mapping[str, Sequence[Round]]) -> dict[str, Sequence[Round]]:
+    return {name: rounds for name, rounds in taken.items() if name != "proxy"}
+
+
+Measure = Callable[[Setting], Awaitable[list[Row]]]
+
+MEASURES: dict[str, Measure] = {
+    "single": single,
+    "many-16": lambda setting: many(setting, 16),
+    "many-64": lambda setting: many(setting, 64),
+    "tokens-1": lambda setting: tokens(setting, 1),
+    "tokens-16": lambda setting: tokens(setting, 16),
+    "growth": growth,
+    "tools": tools,
+    "transactions": transactions,
+    "start": start,
+    "own-postgres": own_postgres,
+}
+"""By the name that `--only` takes, in the order in which they are made."""

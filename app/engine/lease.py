@@ -92,8 +92,10 @@ class LeasedJournal:
         environment: Environment,
         environment_version: int,
         agent_version: int,
+        since: float,
     ) -> None:
         self._agent_version = agent_version
+        self._since = since
         self.standing: Standing = loaded.standing
         self.interrupted = asyncio.Event()
         self.draining = asyncio.Event()
@@ -184,8 +186,7 @@ class LeasedJournal:
         lost is not, because it may have happened. The holder gives up at 0.7 of the lease's time
         without a confirmed write, counted from when that write was sent.
         """
-        loop = asyncio.get_running_loop()
-        confirmed = loop.time()
+        confirmed = self._since
         heartbeat, patience = self._ttl.total_seconds() / 4, self._ttl.total_seconds() * 0.7
         try:
             while not self.released:

@@ -195,8 +195,8 @@ async def _unless_interrupted(work: Coroutine[object, object, None], gate: _Gate
             step.cancel()
             await asyncio.wait({step}, timeout=CANCEL_PATIENCE_SECONDS)
             gate.shut = True
-            if step.done() and not step.cancelled():
-                step.exception()  # read, so that nobody is told of it later: the reply stops anyway
+            # What it fails with now or later is nobody's business any more: the reply stops anyway.
+            step.add_done_callback(_forget)
     if step.done() and step.cancelled() and not stopped:
         # Nobody here cancelled it: something that it used was, which is a failure like any other.
         raise ModelError(
@@ -204,6 +204,11 @@ async def _unless_interrupted(work: Coroutine[object, object, None], gate: _Gate
         )
     if step.done() and not step.cancelled():
         _raise_from(step)
+
+
+def _forget(step: asyncio.Future[None]) -> None:
+    if not step.cancelled():
+        step.exception()
 
 
 def _raise_from(step: asyncio.Future[None]) -> None:

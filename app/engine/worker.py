@@ -81,6 +81,7 @@ class Worker:
         self._clock, self._new_id = clock, new_id
         self._ttl, self._capacity = lease_ttl, capacity
         self._held: dict[str, _Held] = {}
+        self._asked_for: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._warm: OrderedDict[str, _Warm] = OrderedDict()
         self._warm_messages = 0
@@ -147,10 +148,12 @@ class Worker:
     async def _claim(self, session_id: str | None) -> bool:
         """Take one session and begin to serve it; tell whether there was one.
 
-        One that is still held here, because a step of it does not end, is left to others.
+        One that is still held here is asked for again when it is let go.
         """
         if session_id in self._held:
+            self._asked_for.add(session_id)
             return False
+        sent = asyncio.get_running_loop().time()
         claim = await self._leases.claim(
             owner=self._new_id("own"),
             ttl=self._ttl,
@@ -159,13 +162,18 @@ class Worker:
         )
         if claim is None:
             return False
-        task = asyncio.create_task(self._serve(claim))
+        task = asyncio.create_task(self._serve(claim, since=sent))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
 
-    async def _serve(self, claim: Claim) -> None:
-        """Hold a session until nothing waits there any more, or until it is lost."""
+    async def _serve(self, claim: Claim, *, since: float) -> None:
+        """Hold a session until nothing waits there any more, or until it is lost.
+
+        Args:
+            claim: The session.
+            since: When it was asked for, by the loop's clock: its lease began no sooner.
+        """
         session_id = claim.lease.session_id
         released = failed = False
         try:
@@ -179,6 +187,7 @@ class Worker:
                 environment=claim.environment,
                 environment_version=claim.environment_version,
                 agent_version=claim.agent.version,
+                since=since,
             )
             if self._draining:
                 journal.draining.set()
@@ -228,6 +237,9 @@ class Worker:
             await asyncio.gather(recording, writing, return_exceptions=True)
             if self._held.get(session_id) is held:
                 del self._held[session_id]
+            if session_id in self._asked_for:
+                self._asked_for.discard(session_id)
+                self._wakeups.call_worker(session_id)
 
     async def _write_replies(self, held: _Held) -> None:
         claim, journal = held.claim, held.journal

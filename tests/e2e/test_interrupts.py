@@ -87,7 +87,7 @@ async def test_a_reply_that_waits_for_its_turn_is_stopped_before_it_begins(
     assert await violations(database, session) == []
 
 
-async def test_an_idle_session_has_nothing_to_stop(service: Service) -> None:
+async def test_interrupt_idle_noop(service: Service) -> None:
     session = await service.session()
     answer = await service.client.post(f"/v1/sessions/{session}/interrupt")
 

@@ -351,3 +351,21 @@ async def test_the_runtime_context_reaches_tools_and_is_gone_when_the_reply_ends
     assert "secret-u1" not in str(model.prompts)
     assert row is not None
     assert row.context is None
+
+
+async def test_a_message_that_comes_while_its_session_is_being_let_go_is_taken_at_once(
+    here: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No look is waited for: the hint that came too early is remembered."""
+    monkeypatch.setattr("app.engine.worker.LOOK_SECONDS", 3600.0)
+    session = await here.session()
+    worker = here.worker(WrittenModel([say("x")] * 30))
+    await worker.start()
+    for number in range(30):
+        accepted = await here.send(session)
+        async with asyncio.timeout(20):
+            async for entries in here.replies.follow(session, accepted):
+                assert entries, number
+    await worker.stop(NOW)
+
+    assert await violations(here.database, session) == []

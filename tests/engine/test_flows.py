@@ -186,7 +186,8 @@ async def test_cancel_during_tool() -> None:
     assert events[-1].finished_reason == "interrupted"
 
 
-async def test_a_tool_that_ignores_cancellation_is_left_behind() -> None:
+async def test_cancel_during_tool_raise() -> None:
+    """A tool that ignores its cancellation is left behind; the events are the same."""
     slow = Hang("Slow", stubborn=True)
     friday = agent([call(("c1", "Slow", X1))], slow)
     events = await _cancelled_when(friday, slow.begun)
