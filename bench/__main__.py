@@ -82,7 +82,8 @@ async def _database(postgres_url: str, name: str) -> str:
 async def measure(names: list[str], *, short: bool) -> list[Row]:
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     rows: list[Row] = []
     async with prepared(short=short) as setting:
         for name in names:
@@ -102,7 +103,7 @@ def main() -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             rows = runner.run(measure(given.only or list(MEASURES), short=given.short))
-    except (KeyboardInterrupt, asyncio.CancelledError):
+    except asyncio.CancelledError:
         sys.exit("Stopped; everything that was started is gone.")
     on = finished(on)
     print(f"{headline(on)}\n\n{table(rows)}")

@@ -46,7 +46,12 @@ def replay(case: dict[str, Any]) -> dict[str, Any]:
             return outcome
     outcome["warnings"] = [each.category.__name__ for each in caught]
     standing = Standing(state=load_state(case["state_before"]), agent_name=case["agent_name"])
-    for _ in range(case["runs"]):
+    for run in range(case["runs"]):
+        if run == 1 and isinstance(case.get("before_run_2"), dict):
+            # What changes between two runs overrides the case's own fields of that name.
+            case = case | case["before_run_2"]
+            if "state_before" in case["before_run_2"]:
+                standing.state = load_state(case["state_before"])
         before = [len(message.content) for message in standing.state.context]
         around = Surroundings(
             now=datetime.fromisoformat(case["now"]),
