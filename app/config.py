@@ -35,6 +35,8 @@ class Settings(BaseSettings):
     model_api_key: SecretStr | None = None
     egress_allow: Annotated[list[IPv4Network | IPv6Network], NoDecode] = []
     """CIDRs beyond public addresses that agents' own URLs may reach, comma-separated."""
+    cors_origins: Annotated[list[str], NoDecode] = []
+    """Origins whose pages may call from a browser, comma-separated, such as `https://app.example`."""
     auth: Literal["none"] = "none"
     """Who may call; `none` trusts everyone who reaches the port."""
     auth_none_insist: bool = False
@@ -54,6 +56,20 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return [ip_network(each.strip()) for each in value.split(",") if each.strip()]
         return value
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split_origins(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [each.strip().rstrip("/") for each in value.split(",") if each.strip()]
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _no_wildcard(cls, origins: list[str]) -> list[str]:
+        if any("://" not in origin or "*" in origin for origin in origins):
+            raise ValueError("name each origin whole, such as https://app.example")
+        return origins
 
     @model_validator(mode="after")
     def _open_only_where_safe(self) -> Self:

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from app import bootstrap
 from app.config import Settings
@@ -11,6 +12,19 @@ from app.engine.ids import new_id
 from app.http import errors, openapi
 from app.http.guard import Guard
 from app.http.routes import agents, catalogue, events, health, messages, replies, sessions, state
+
+REQUEST_HEADERS = [
+    "Accept",
+    "Authorization",
+    "Content-Type",
+    "Idempotency-Key",
+    "If-Match",
+    "Last-Event-ID",
+    "Prefer",
+    "X-Request-Id",
+]
+RESPONSE_HEADERS = ["ETag", "Idempotency-Replayed", "Location", "Retry-After", "X-Request-Id"]
+"""What a page of another origin may send and read, where the operator lets it in."""
 
 DESCRIPTION = """
 Agents that keep their bearings. Create an agent, begin a session, send a message, read the events.
@@ -49,4 +63,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     errors.install(app)
     openapi.install(app)
     app.add_middleware(Guard, new_id=new_id)
+    if given.cors_origins:
+        # Outermost, so that a page can read a refusal too.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=given.cors_origins,
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=REQUEST_HEADERS,
+            expose_headers=RESPONSE_HEADERS,
+            max_age=600,
+        )
     return app

@@ -25,11 +25,13 @@ def repair(state: AgentState) -> None:
 
 
 def paired(blocks: list[Block]) -> list[Block]:
-    """Return the blocks of a finished message with calls and results paired.
+    """Return the blocks of a finished message with calls and results paired; itself if it has none.
 
     A call without a result gets an `interrupted` one, a result without a call is dropped, and of
     several results of one call the first stays.
     """
+    if not any(isinstance(block, ToolCallBlock | ToolResultBlock) for block in blocks):
+        return blocks
     answered: dict[int, int] = {}
     waiting: dict[str, int] = {}
     for at, block in enumerate(blocks):
