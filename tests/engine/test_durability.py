@@ -275,16 +275,31 @@ async def test_a_providers_absurd_usage_ends_no_session(here: Replica) -> None:
     assert await violations(here.database, session) == []
 
 
+class NotedPauses(PostgresLeases):
+    """Notes for how long a session is left alone, and when that was said twice."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.pauses: list[timedelta] = []
+        self.twice = asyncio.Event()
+
+    async def release(self, lease: Lease, *, pause: timedelta) -> None:
+        await super().release(lease, pause=pause)
+        self.pauses.append(pause)
+        if len(self.pauses) == 2:
+            self.twice.set()
+
+
 async def test_what_fails_again_and_again_is_given_time_and_ends(here: Replica) -> None:
     session = await here.session()
     accepted = await here.send(session)
     broken = Replica(here.database)
+    broken.leases = noted = NotedPauses(here.database)
     worker = broken.worker(WrittenModel([]))
     worker._equip = lambda agent: (_ for _ in ()).throw(RuntimeError("no such model"))
     await worker.start()
-    await until_attempts(broken, session, 2)
+    await asyncio.wait_for(noted.twice.wait(), 30)
     await worker.stop(timedelta(seconds=5))
-    resting = await here.row(session)
     await here.database.run(
         "UPDATE sessions SET attempts = 4, lease_until = '-infinity' WHERE id = :id",
         {"id": session},
@@ -292,16 +307,10 @@ async def test_what_fails_again_and_again_is_given_time_and_ends(here: Replica) 
     await written(here, session, here.worker(WrittenModel([])))
     reply = await here.store.get(TENANT, session, accepted.reply_id)
 
-    assert resting.held
+    assert noted.pauses[:2] == [timedelta(0), timedelta(seconds=2)]
     assert reply.error is not None
     assert reply.error.code == "crashed_repeatedly"
     assert await violations(here.database, session) == []
-
-
-async def until_attempts(replica: Replica, session: str, count: int) -> None:
-    async with asyncio.timeout(30):
-        while (await replica.row(session)).attempts < count:
-            await asyncio.sleep(0.02)
 
 
 async def test_a_drained_session_goes_on_elsewhere_without_a_pause(
