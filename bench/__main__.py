@@ -2,12 +2,14 @@
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import asyncpg
@@ -29,6 +31,7 @@ async def prepared(*, short: bool) -> AsyncGenerator[Setting, None]:
                 tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
             )
         )
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
         postgres = EmbeddedPostgres(folder)
         stack.push_async_callback(postgres.stop)
         postgres_url = await postgres.start()
@@ -40,21 +43,10 @@ async def prepared(*, short: bool) -> AsyncGenerator[Setting, None]:
         port = free_port()
         await stack.enter_async_context(process("-m", "bench.model_server", str(port)))
         model_url = f"http://127.0.0.1:{port}/v1"
-        urls = {
-            name: await _database(postgres_url, f"bench_{name}") for name in ("bearings", "proxy2")
-        }
-        targets: list[Target] = [
-            Bearings(
-                name="bearings",
-                client=client,
-                model_url=model_url,
-                database_url=urls["bearings"],
-                data_dir=str(folder),
-            ),
-            Proxy(name="proxy", client=client, model_url=model_url),
-            Proxy(name="proxy2", client=client, model_url=model_url, database_url=urls["proxy2"]),
-        ]
-        for target in targets:
+        alike: Any = {"client": client, "model_url": model_url, "data_dir": str(folder)}
+        targets = await _targets(postgres_url, "bench", **alike)
+        alone = await _targets(postgres_url, "bench_alone", **alike)
+        for target in targets.values():
             await stack.enter_async_context(target.running())
         pid = int((folder / "postgres" / "postmaster.pid").read_text().split("\n", 1)[0])
         yield Setting(
@@ -63,11 +55,32 @@ async def prepared(*, short: bool) -> AsyncGenerator[Setting, None]:
             folder=folder,
             postgres_url=postgres_url,
             postgres_pid=pid,
-            targets={target.name: target for target in targets},
+            targets=targets,
+            alone=alone,
             rounds=3 if short else 5,
             starts=1 if short else 3,
             share=0.2 if short else 1.0,
         )
+
+
+async def _targets(
+    postgres_url: str, prefix: str, *, client: aiohttp.ClientSession, model_url: str, data_dir: str
+) -> dict[str, Target]:
+    service = Bearings(
+        name="bearings",
+        client=client,
+        model_url=model_url,
+        database_url=await _database(postgres_url, f"{prefix}_bearings"),
+        data_dir=data_dir,
+    )
+    proxy = Proxy(name="proxy", client=client, model_url=model_url)
+    proxy2 = Proxy(
+        name="proxy2",
+        client=client,
+        model_url=model_url,
+        database_url=await _database(postgres_url, f"{prefix}_proxy2"),
+    )
+    return {target.name: target for target in (service, proxy, proxy2)}
 
 
 async def _database(postgres_url: str, name: str) -> str:

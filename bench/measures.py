@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import median
 
@@ -17,6 +18,8 @@ from bench.report import Goal, Row
 from bench.targets import Bearings, Target
 
 TOKENS = 2000
+IN_ONE_SESSION = 20
+"""Replies after which a client goes on in another session: growth is measured by itself."""
 OPEN_STREAMS = 500
 HELD = (0, 10, 100, 1_000, 5_000)
 WINDOW = 50
@@ -34,6 +37,8 @@ class Setting:
     postgres_pid: int
     targets: Mapping[str, Target]
     """Running, on one Postgres with a database each."""
+    alone: Mapping[str, Target]
+    """The same, not running, with other databases: nobody else works there when one is started."""
     rounds: int = 5
     starts: int = 3
     share: float = 1.0
@@ -82,22 +87,23 @@ class Round:
         return 1000 * median(each.first_token for each in self.replies)
 
 
-async def talk(setting: Setting, target: Target, addresses: Sequence[str], count: int) -> Round:
-    """Take replies, one at a time in each session, all sessions at once."""
+async def talk(
+    setting: Setting, target: Target, clients: Sequence[Sequence[str]], count: int
+) -> Round:
+    """Take replies: one at a time from each client, who goes through sessions of their own."""
     taken: list[Reply] = []
-    left = count
 
-    async def one(address: str) -> None:
-        nonlocal left
+    async def one(addresses: Sequence[str]) -> None:
+        left = count // len(clients)
         while left > 0:
             left -= 1
-            taken.append(await reply(setting.client, address))
+            taken.append(await reply(setting.client, addresses[left // IN_ONE_SESSION]))
 
     cpu, postgres = cpu_seconds(target.pid), cpu_seconds(setting.postgres_pid)
     begun = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for address in addresses:
-            group.create_task(one(address))
+        for addresses in clients:
+            group.create_task(one(addresses))
     return Round(
         taken,
         time.perf_counter() - begun,
@@ -106,21 +112,27 @@ async def talk(setting: Setting, target: Target, addresses: Sequence[str], count
     )
 
 
+async def begin(target: Target, *, model: str, clients: int, count: int) -> list[list[str]]:
+    """Begin the sessions that clients go through for so many replies."""
+    each = ceil(count / clients / IN_ONE_SESSION)
+    return [[await target.session(model) for _ in range(each)] for _ in range(clients)]
+
+
 async def turns(
-    setting: Setting, *, model: str, sessions: int, count: int
+    setting: Setting, *, model: str, clients: int, count: int
 ) -> dict[str, list[Round]]:
-    """Measure all targets in turns, each round beginning with another one."""
+    """Measure all targets in turns, each round beginning with another one, in new sessions."""
     targets = list(setting.targets.values())
-    addresses = {
-        target.name: [await target.session(model) for _ in range(sessions)] for target in targets
-    }
-    for target in targets:
-        await talk(setting, target, addresses[target.name], max(sessions, 10))
     taken: dict[str, list[Round]] = {target.name: [] for target in targets}
+    for target in targets:
+        some = max(clients, 10)
+        addresses = await begin(target, model=model, clients=clients, count=some)
+        await talk(setting, target, addresses, some)
     for at in range(setting.rounds):
         first = at % len(targets)
         for target in targets[first:] + targets[:first]:
-            taken[target.name].append(await talk(setting, target, addresses[target.name], count))
+            addresses = await begin(target, model=model, clients=clients, count=count)
+            taken[target.name].append(await talk(setting, target, addresses, count))
     return taken
 
 
@@ -140,7 +152,7 @@ def row(
 
 async def single(setting: Setting) -> list[Row]:
     """Measure one client and a reply of one chunk."""
-    taken = await turns(setting, model="text-1", sessions=1, count=setting.some(150))
+    taken = await turns(setting, model="text-1", clients=1, count=setting.some(150))
     return [
         row("reply p50, 1 client", "ms", taken, lambda each: each.at(0.5), Goal(2, "proxy2")),
         row("reply p95, 1 client", "ms", taken, lambda each: each.at(0.95)),
@@ -153,7 +165,7 @@ async def single(setting: Setting) -> list[Row]:
 
 async def many(setting: Setting, sessions: int) -> list[Row]:
     """Measure sessions that talk at once, with replies of one chunk."""
-    taken = await turns(setting, model="text-1", sessions=sessions, count=setting.some(640))
+    taken = await turns(setting, model="text-1", clients=sessions, count=setting.some(960))
     at = f"{sessions} sessions"
     steady = Goal(3) if sessions == 64 else None
     fast = Goal(0.35, "proxy2", least=True)
@@ -176,7 +188,7 @@ async def tokens(setting: Setting, sessions: int) -> list[Row]:
     }
     assert len({*lengths.values()}) == 1, f"some text is missing: {lengths}"
     count = setting.some(8 if sessions == 1 else 2 * sessions, least=max(sessions, 3))
-    taken = await turns(setting, model=model, sessions=sessions, count=count)
+    taken = await turns(setting, model=model, clients=sessions, count=count)
     at, fast = f"{sessions} at once", Goal(0.4, "proxy", least=True)
     return [
         row(f"tokens/s, {at}", "1/s", taken, lambda each: TOKENS * each.per_second, fast),
@@ -203,11 +215,12 @@ async def growth(setting: Setting) -> list[Row]:
     }
     for target in targets:
         p50[target.name] = [[] for _ in sessions]
-        await talk(setting, target, addresses[target.name], 3 * len(sessions))
+        for address in addresses[target.name]:
+            await talk(setting, target, [[address]], 3)
     for _ in range(setting.rounds):
         for target in targets:
             for at, address in enumerate(addresses[target.name]):
-                taken = await talk(setting, target, [address], count)
+                taken = await talk(setting, target, [[address]], count)
                 p50[target.name][at].append(taken.at(0.5))
     names = [f"{held:,} held" for held in HELD] + [f"{HELD[-1]:,} held, {WINDOW} in the window"]
     rows = [
@@ -241,18 +254,19 @@ async def transactions(setting: Setting) -> list[Row]:
     A backend settles its account at the latest when it ends: a fresh process is started and stopped
     without replies and with some, and the difference is theirs.
     """
-    count = setting.some(200, least=50)
-    made: dict[str, list[float]] = {}
+    count = setting.some(200, least=60)
+    made: dict[str, list[float]] = {"bearings": [], "proxy2": []}
     connection = await asyncpg.connect(setting.postgres_url)
     try:
-        for name in ("bearings", "proxy2"):
-            fresh, database = replace(setting.targets[name]), f"bench_{name}"
-            before = await _settled(connection, database)
-            took = await _visit(setting, fresh, replies=count)
-            between = await _settled(connection, database)
-            await _visit(setting, fresh, pause=took)
-            after = await _settled(connection, database)
-            made[name] = [((between - before) - (after - between)) / count]
+        for _ in range(setting.starts):
+            for name, rounds in made.items():
+                fresh, database = setting.alone[name], f"bench_alone_{name}"
+                before = await _settled(connection, database)
+                took = await _visit(setting, fresh, replies=count)
+                between = await _settled(connection, database)
+                await _visit(setting, fresh, pause=took)
+                after = await _settled(connection, database)
+                rounds.append(((between - before) - (after - between)) / count)
     finally:
         await connection.close()
     return [Row("Postgres transactions a reply", "", made, Goal(5))]
@@ -261,11 +275,9 @@ async def transactions(setting: Setting) -> list[Row]:
 async def _visit(setting: Setting, target: Target, *, replies: int = 0, pause: float = 0) -> float:
     """Start a target for some replies or for a pause, and return how long these took."""
     async with target.running():
-        address = await target.session("text-1")
-        await talk(setting, target, [address], 1)
+        addresses = await begin(target, model="text-1", clients=1, count=200)
         begun = time.perf_counter()
-        if replies:
-            await talk(setting, target, [address], replies)
+        await talk(setting, target, addresses, replies)
         await asyncio.sleep(pause)
         return time.perf_counter() - begun
 
@@ -288,9 +300,11 @@ async def start(setting: Setting) -> list[Row]:
     seconds: dict[str, list[float]] = {name: [] for name in names}
     idle: dict[str, list[float]] = {name: [] for name in names}
     streams: dict[str, list[float]] = {name: [] for name in names}
+    async with setting.alone["bearings"].running():
+        pass  # The first start makes the tables.
     for at in range(setting.starts):
         for name in names:
-            fresh = replace(setting.targets[name])
+            fresh = setting.alone[name]
             async with fresh.running() as started:
                 await asyncio.sleep(1)
                 seconds[name].append(started.start_seconds)

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +113,13 @@ async def _is_ready(client: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-def _clean(environment: os._Environ[str]) -> dict[str, str]:
-    """Leave out what would configure the service otherwise than the bench means to."""
-    return {name: value for name, value in environment.items() if not name.startswith("BEARINGS_")}
+def _clean(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what would configure the service otherwise than the bench means to.
+
+    Bytecode is kept as on any machine of a user; without it every start would compile the service.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("BEARINGS_") and name != "PYTHONDONTWRITEBYTECODE"
+    }

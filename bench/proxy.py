@@ -124,4 +124,6 @@ if __name__ == "__main__":
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=1,
+        # Longer than the client keeps one, so that none is closed just as it is used again.
+        timeout_keep_alive=75,
     )
