@@ -26,7 +26,7 @@ from app.core.messages import Block, Msg, Usage
 from app.core.records import Environment, LogEntry
 from app.core.specs import environment_text
 from app.engine.wakeups import Wakeups
-from app.ports.stores import (
+from app.ports.leases import (
     Batch,
     Checkpoint,
     Draft,

@@ -20,7 +20,7 @@ from app.engine.lease import LeasedJournal
 from app.engine.reply import resume_reply, write_reply
 from app.engine.tool_calls import Bench
 from app.engine.wakeups import Wakeups
-from app.ports.stores import Claim, Leases, Loaded, Queued
+from app.ports.leases import Claim, Leases, Loaded, Queued
 
 log = structlog.get_logger()
 

@@ -13,8 +13,8 @@ from app.core.errors import NotSent, Unavailable
 from app.core.messages import TextBlock, Usage
 from app.engine.replies import Said
 from app.engine.worker import Worker
+from app.ports.leases import Appended, Batch, Lease
 from app.ports.models import Finished, Piece, Prompt, TextPiece
-from app.ports.stores import Appended, Batch, Lease
 from tests.support.checker import violations
 from tests.support.models import USAGE, WrittenModel, call, say
 from tests.support.replica import TENANT, Replica

@@ -8,7 +8,7 @@ from app.adapters.postgres.database import Database
 from app.adapters.postgres.leases import PostgresLeases
 from app.core.errors import Fenced
 from app.core.events import ReplyStartEvent
-from app.ports.stores import Batch, Draft, Lease
+from app.ports.leases import Batch, Draft, Lease
 from tests.support.service import Service
 
 TTL = timedelta(seconds=30)

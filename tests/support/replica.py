@@ -18,8 +18,9 @@ from app.engine.ids import new_id, utc_now
 from app.engine.replies import Replies, Said
 from app.engine.wakeups import Wakeups
 from app.engine.worker import Worker
+from app.ports.leases import Leases
 from app.ports.models import ChatModel
-from app.ports.stores import Leases, NewSession
+from app.ports.stores import NewSession
 from app.ports.tools import Tool
 
 TENANT = "default"

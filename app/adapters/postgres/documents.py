@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from app.adapters.postgres.database import Row
 from app.core.messages import Block, Msg
 from app.core.state import AgentState, load_state
-from app.ports.stores import StoredMessage
+from app.ports.leases import StoredMessage
 
 _block_list: TypeAdapter[list[Block]] = TypeAdapter(list[Block])
 

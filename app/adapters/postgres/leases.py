@@ -20,16 +20,7 @@ from app.core.errors import BearingsError, Fenced
 from app.core.events import decode
 from app.core.messages import Msg, Usage
 from app.core.records import NO_USAGE, Agent, Environment
-from app.ports.stores import (
-    Appended,
-    Batch,
-    Claim,
-    Ended,
-    Lease,
-    Loaded,
-    Queued,
-    Started,
-)
+from app.ports.leases import Appended, Batch, Claim, Ended, Lease, Loaded, Queued, Started
 
 _CLAIM = """
 WITH picked AS (
