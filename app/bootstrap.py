@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import httpx
 import structlog
 from httpx_aiohttp import HttpxAiohttpClient
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
 
 from app.adapters.models.fallback import FallbackModel
 from app.adapters.models.openai import OpenAIModel
@@ -33,6 +35,7 @@ from app.adapters.tools.tasks import task_tools
 from app.config import Settings
 from app.core.records import Agent
 from app.core.specs import AgentSpec, ModelSpec, fitting_context
+from app.core.values import JsonObject
 from app.engine.equipment import Equipment
 from app.engine.event_log import Logs
 from app.engine.ids import new_id, utc_now
@@ -40,7 +43,7 @@ from app.engine.replies import Replies
 from app.engine.wakeups import Wakeups
 from app.engine.worker import Worker
 from app.http.dependencies import Engine
-from app.ports.models import ChatModel
+from app.ports.models import ChatModel, ToolSchema
 from app.ports.tools import Tool
 
 log = structlog.get_logger()
@@ -97,10 +100,11 @@ async def engine(settings: Settings) -> AsyncGenerator[Engine, None]:
         signals = PostgresSignals(reached, name=new_id("node"), on_signal=wakeups.heard)
         wakeups.join(signals)
         logs = Logs(event_log, wakeups)
-        store = PostgresReplies(reached)
+        leases = PostgresLeases(reached)
+        store = PostgresReplies(reached, leases)
         workshop = Workshop(settings, client)
         worker = Worker(
-            PostgresLeases(reached),
+            leases,
             wakeups,
             workshop.equip,
             clock=utc_now,
@@ -117,7 +121,9 @@ async def engine(settings: Settings) -> AsyncGenerator[Engine, None]:
             agents=PostgresAgents(reached),
             sessions=PostgresSessions(reached),
             reply_store=store,
-            replies=Replies(store, logs, wakeups, clock=utc_now, new_id=new_id),
+            replies=Replies(
+                store, logs, wakeups, clock=utc_now, new_id=new_id, worker=worker
+            ),
             logs=logs,
             wakeups=wakeups,
             tools={
@@ -182,6 +188,11 @@ class Workshop:
             injection=agent.injection,
             context=fitting_context(agent.context, agent.injection),
             max_iters=agent.react.max_iters,
+            external={
+                tool.name: ToolSchema(tool.name, tool.description, tool.parameters)
+                for tool in agent.tools.external
+            },
+            asks={name: agent.decisions(name) for name in agent.interrupt_on},
         )
 
     async def check(self, spec: AgentSpec) -> list[tuple[str, str]]:
@@ -194,6 +205,7 @@ class Workshop:
             for at, name in enumerate(spec.tools.builtin)
             if name not in self.groups
         ]
+        problems += self._check_tools(spec)
         if spec.context.compression_tool_enabled:
             problems.append(("/context/compression_tool_enabled", NOT_YET))
         if spec.react.stop_on_reject:
@@ -207,6 +219,25 @@ class Workshop:
                 problems.append((f"/{field}/provider", f"no such provider; there are: {known}"))
             if model.base_url is not None and not await self._may_reach(model.base_url):
                 problems.append((f"/{field}/base_url", NOT_PUBLIC))
+        return problems
+
+    def _check_tools(self, spec: AgentSpec) -> list[tuple[str, str]]:
+        """Say which tools cannot be called, or are asked about and not there."""
+        problems: list[tuple[str, str]] = []
+        names = {
+            tool.schema.name for group in spec.tools.builtin for tool in self.groups.get(group, [])
+        }
+        for at, tool in enumerate(spec.tools.external):
+            if tool.name in names:
+                problems.append((f"/tools/external/{at}/name", "another tool has this name"))
+            names.add(tool.name)
+            if wrong := _not_a_schema(tool.parameters):
+                problems.append((f"/tools/external/{at}/parameters", wrong))
+        problems += [
+            (f"/interrupt_on/{name}", "the agent has no tool of this name")
+            for name in spec.interrupt_on
+            if name not in names
+        ]
         return problems
 
     def _retried(self, spec: ModelSpec | None, retries: int) -> ChatModel:
@@ -260,6 +291,17 @@ class Workshop:
             )
             for each in found
         )
+
+
+def _not_a_schema(parameters: JsonObject) -> str:
+    """Say what is wrong with the JSON Schema of a tool's parameters; `""` for nothing."""
+    if parameters.get("type") != "object":
+        return 'a JSON Schema whose type is "object"'
+    try:
+        Draft202012Validator.check_schema(parameters)
+    except SchemaError as error:
+        return f"not a JSON Schema: {error.message[:200]}"
+    return ""
 
 
 def _addresses(text: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:

@@ -11,7 +11,17 @@ from app.config import Settings
 from app.engine.ids import new_id
 from app.http import errors, openapi
 from app.http.guard import Guard
-from app.http.routes import agents, catalogue, events, health, messages, replies, sessions, state
+from app.http.routes import (
+    agents,
+    answers,
+    catalogue,
+    events,
+    health,
+    messages,
+    replies,
+    sessions,
+    state,
+)
 
 REQUEST_HEADERS = [
     "Accept",
@@ -58,7 +68,17 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    for each in (agents, sessions, messages, events, replies, state, catalogue, health):
+    for each in (
+        agents,
+        sessions,
+        messages,
+        answers,
+        events,
+        replies,
+        state,
+        catalogue,
+        health,
+    ):
         app.include_router(each.router)
     errors.install(app)
     openapi.install(app)

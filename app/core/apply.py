@@ -6,17 +6,25 @@ log, a reply that died goes on elsewhere, and a test can cut a reply after any e
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Literal
 
+from pydantic import BaseModel
+
 from app.core.events import (
+    ConfirmResult,
     Event,
+    ExternalExecutionResultEvent,
     HintBlockEvent,
+    MessageJoinedEvent,
     MessageReceivedEvent,
     ModelCallEndEvent,
     ModelCallStartEvent,
     ReplyEndEvent,
     ReplyResumedEvent,
     ReplyStartEvent,
+    RequireExternalExecutionEvent,
+    RequireUserConfirmEvent,
     StateUpdatedEvent,
     TextBlockDeltaEvent,
     TextBlockEndEvent,
@@ -31,6 +39,7 @@ from app.core.events import (
     ToolResultEndEvent,
     ToolResultStartEvent,
     ToolResultTextDeltaEvent,
+    UserConfirmResultEvent,
     UserInterruptEvent,
 )
 from app.core.messages import (
@@ -83,6 +92,28 @@ class OpenResult:
         return list(self.parts)
 
 
+class Calls(BaseModel):
+    """What is known of the unfinished calls of a reply beyond their blocks; stored beside the state.
+
+    Attributes:
+        started: Calls whose tool was started, and when: it may have taken effect.
+        decided: Calls that will not run, and what people said instead.
+        returned: Results that somebody else has told, not yet part of the context.
+    """
+
+    started: dict[str, str] = {}
+    decided: dict[str, ConfirmResult] = {}
+    returned: dict[str, ToolResultBlock] = {}
+
+    def forget(self, call_id: str) -> None:
+        """Drop what is known of a call that has its result."""
+        for each in (self.started, self.decided, self.returned):
+            each.pop(call_id, None)
+
+    def __bool__(self) -> bool:
+        return bool(self.started or self.decided or self.returned)
+
+
 @dataclass
 class Standing:
     """Where a session stands: its state, and beside it what is under way.
@@ -97,6 +128,7 @@ class Standing:
         answered: Whether the last model call gave the reply's answer.
         ended: Whether no reply is being written.
         call: The blocks that the model call under way has begun: id to kind.
+        calls: What is known of unfinished calls beyond their blocks.
     """
 
     state: AgentState
@@ -108,10 +140,46 @@ class Standing:
     answered: bool = False
     ended: bool = True
     call: dict[str, str] = field(default_factory=dict[str, str])
+    calls: Calls = field(default_factory=Calls)
 
     def half_written(self) -> list[str]:
         """Name the blocks of the model call under way, whole ones too; none between two calls."""
         return list(self.call)
+
+    def reopen_results(self) -> None:
+        """Open the results of calls that somebody else executes, which were announced before."""
+        for call in self.state.get_unfinished_tool_calls(self.agent_name):
+            at = self.calls.started.get(call.id)
+            if call.state == "submitted" and at is not None:
+                self.results[call.id] = OpenResult(call.name, at)
+
+    def waiting_calls(self) -> list[ToolCallBlock]:
+        """Return the calls that wait for people, or for somebody else to execute them."""
+        return [
+            call
+            for call in self.state.get_unfinished_tool_calls(self.agent_name)
+            if (call.state == "asking" and call.id not in self.calls.decided)
+            or (call.state == "submitted" and call.id not in self.calls.returned)
+        ]
+
+    def written_blocks(self) -> list[str]:
+        """Name every block that the current reply has written."""
+        written = [
+            block.id
+            for message in self.state.context
+            if message.role == "assistant" and message.id == self.state.reply_id
+            for block in message.content
+        ]
+        return list(dict.fromkeys([*written, *self.call]))
+
+    def usage(self) -> Usage | None:
+        """Sum up what the current reply has cost, whose message may go on behind another one."""
+        costs = [
+            message.usage
+            for message in self.state.context
+            if message.role == "assistant" and message.id == self.state.reply_id and message.usage
+        ]
+        return reduce(Usage.plus, costs) if costs else None
 
 
 def fold(events: Iterable[Event], start: AgentState | None = None) -> Standing:
@@ -165,6 +233,7 @@ def apply(standing: Standing, event: Event) -> None:  # noqa: C901, PLR0912, PLR
         case ToolResultStartEvent():
             result = OpenResult(event.tool_call_name, event.created_at)
             standing.results[event.tool_call_id] = result
+            standing.calls.started[event.tool_call_id] = event.created_at
             _change_call(standing, event.tool_call_id, state="allowed")
         case ToolResultDataDeltaEvent():
             if result := standing.results.get(event.tool_call_id):
@@ -177,6 +246,20 @@ def apply(standing: Standing, event: Event) -> None:  # noqa: C901, PLR0912, PLR
             standing.call = {}
         case ModelCallEndEvent():
             _finish_call(standing, event)
+        case RequireUserConfirmEvent():
+            for call in event.tool_calls:
+                _change_call(standing, call.id, state="asking")
+        case RequireExternalExecutionEvent():
+            for call in event.tool_calls:
+                _change_call(standing, call.id, state="submitted")
+        case UserConfirmResultEvent():
+            for decided in event.confirm_results:
+                _decide(standing, decided)
+        case ExternalExecutionResultEvent():
+            for each in event.execution_results:
+                standing.calls.returned[each.id] = each
+        case MessageJoinedEvent():
+            _join(standing, event)
         case MessageReceivedEvent():
             waiting = standing.received.setdefault(event.reply_id, [])
             if all(message.id != event.message.id for message in waiting):
@@ -196,6 +279,30 @@ def apply(standing: Standing, event: Event) -> None:  # noqa: C901, PLR0912, PLR
 def _open(standing: Standing, block_id: str, block: OpenBlock) -> None:
     standing.open[block_id] = block
     standing.call[block_id] = block.kind
+
+
+def _decide(standing: Standing, decided: ConfirmResult) -> None:
+    """Let a call run as a person wants it, or take down what is said instead."""
+    call = decided.tool_call
+    if decided.confirmed:
+        _change_call(standing, call.id, state="allowed", name=call.name, input=call.input)
+    else:
+        standing.calls.decided[call.id] = decided
+
+
+def _join(standing: Standing, event: MessageJoinedEvent) -> None:
+    """Put a steering message behind what the reply has said so far, which is closed by it."""
+    state = standing.state
+    waiting = standing.received.get(event.reply_id, [])
+    joining = [message for message in waiting if message.id == event.message_id]
+    if not joining:
+        return
+    standing.received[event.reply_id] = [each for each in waiting if each not in joining]
+    if state.own_tail(standing.agent_name) is not None:
+        finished = {"finished_at": event.created_at or None}
+        state.context[-1] = state.context[-1].model_copy(update=finished)
+    state.context.extend(joining)
+    standing.answered = False
 
 
 def _append(standing: Standing, blocks: list[Block], at: str) -> None:
@@ -262,6 +369,7 @@ def _finish_result(standing: Standing, event: ToolResultEndEvent) -> None:
     result = standing.results.pop(event.tool_call_id, None)
     if result is None:
         return
+    standing.calls.forget(event.tool_call_id)
     block = ToolResultBlock(
         id=event.tool_call_id,
         name=result.name,
@@ -305,6 +413,7 @@ def _start_reply(standing: Standing, event: ReplyStartEvent) -> None:
     standing.answered = standing.ended = standing.calling = False
     standing.open.clear()
     standing.results.clear()
+    standing.calls = Calls()
     standing.call = {}
     state.context.extend(standing.received.pop(event.reply_id, []))
     state.reply_context = state.reply_context.model_copy(
@@ -318,23 +427,41 @@ def _start_reply(standing: Standing, event: ReplyStartEvent) -> None:
 
 
 def _withdraw(standing: Standing, discard: set[str]) -> None:
-    """Take back what a broken model call has said, and the results that were being streamed."""
+    """Take back what a broken model call has said, and the results that were being streamed.
+
+    Results that somebody else is to tell are not broken: they go on being waited for.
+    """
+    state = standing.state
     standing.open.clear()
-    standing.results.clear()
     standing.calling = False
     standing.call = {}
-    tail = standing.state.own_tail(standing.agent_name)
-    if tail is None:
+    submitted = {
+        call.id
+        for call in state.get_unfinished_tool_calls(standing.agent_name)
+        if call.state == "submitted"
+    }
+    standing.results = {
+        call_id: result for call_id, result in standing.results.items() if call_id in submitted
+    }
+    if not discard:
         return
-    tail.content[:] = [block for block in tail.content if block.id not in discard]
-    if not tail.content:
-        standing.state.context.pop()
+    for at in range(len(state.context) - 1, -1, -1):
+        message = state.context[at]
+        if message.role != "assistant" or message.id != state.reply_id:
+            continue
+        kept = [block for block in message.content if block.id not in discard]
+        if len(kept) == len(message.content):
+            continue
+        message.content[:] = kept
+        if not kept:
+            del state.context[at]
 
 
 def _end_reply(standing: Standing, event: ReplyEndEvent) -> None:
     standing.ended = True
     standing.open.clear()
     standing.results.clear()
+    standing.calls = Calls()
     standing.received.pop(event.reply_id, None)
     tail = standing.state.own_tail(standing.agent_name)
     if tail is not None and tail.id == event.reply_id:

@@ -22,13 +22,20 @@ class RunTools:
 
 
 @dataclass(frozen=True)
+class AskPerson:
+    """Wait, holding nothing, until these calls have been decided or executed by somebody else."""
+
+    calls: list[ToolCallBlock]
+
+
+@dataclass(frozen=True)
 class Finish:
     """End the reply."""
 
     reason: FinishedReason
 
 
-Step: TypeAlias = CallModel | RunTools | Finish
+Step: TypeAlias = CallModel | RunTools | AskPerson | Finish
 
 
 def decide(standing: Standing, *, max_iters: int) -> Step:
@@ -43,6 +50,10 @@ def decide(standing: Standing, *, max_iters: int) -> Step:
     """
     state = standing.state
     if calls := state.get_unfinished_tool_calls(standing.agent_name):
+        waiting = standing.waiting_calls()
+        known = standing.calls.decided.keys() | standing.calls.returned.keys()
+        if waiting and not any(call.state == "allowed" or call.id in known for call in calls):
+            return AskPerson(waiting)
         return RunTools(calls)
     if standing.answered:
         return Finish("completed" if state.cur_iter <= max_iters else "exceed_max_iters")

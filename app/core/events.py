@@ -9,10 +9,14 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field, TypeAdapter
 
 from app.core.messages import (
+    Decision,
     ErrorInfo,
     FinishedReason,
     Msg,
+    PermissionRule,
     Role,
+    ToolCallBlock,
+    ToolResultBlock,
     ToolResultState,
 )
 from app.core.values import JsonObject, Timestamp, Value
@@ -57,6 +61,14 @@ class MessageReceivedEvent(_ReplyEvent):
     message: Msg
 
 
+class MessageJoinedEvent(_ReplyEvent):
+    """A message that was sent to steer this reply is part of the context from here on."""
+
+    TYPE: ClassVar[str] = "MESSAGE_JOINED"
+    type: Literal["MESSAGE_JOINED"] = "MESSAGE_JOINED"
+    message_id: str
+
+
 class ReplyStartEvent(_ReplyEvent):
     """A reply has begun; the messages that it answers are now part of the context."""
 
@@ -68,12 +80,16 @@ class ReplyStartEvent(_ReplyEvent):
 
 
 class ReplyResumedEvent(_ReplyEvent):
-    """A reply goes on after a break; what the blocks named here said is withdrawn."""
+    """What the blocks named here said is withdrawn.
+
+    `recovered`: its writer died, and the reply goes on. `model_retried`: the model is asked again.
+    `rolled_back`: somebody took the whole reply back, and it ends.
+    """
 
     TYPE: ClassVar[str] = "REPLY_RESUMED"
     type: Literal["REPLY_RESUMED"] = "REPLY_RESUMED"
     discard: list[str] = []
-    reason: Literal["recovered", "model_retried"] = "recovered"
+    reason: Literal["recovered", "model_retried", "rolled_back"] = "recovered"
 
 
 class ReplyEndEvent(_ReplyEvent):
@@ -218,6 +234,50 @@ class ToolResultEndEvent(_ToolEvent):
     state: ToolResultState
 
 
+class RequireUserConfirmEvent(_ReplyEvent):
+    """The reply waits until people have decided about these calls."""
+
+    TYPE: ClassVar[str] = "REQUIRE_USER_CONFIRM"
+    type: Literal["REQUIRE_USER_CONFIRM"] = "REQUIRE_USER_CONFIRM"
+    tool_calls: list[ToolCallBlock]
+
+
+class RequireExternalExecutionEvent(_ReplyEvent):
+    """The reply waits until somebody else has executed these calls and told the results."""
+
+    TYPE: ClassVar[str] = "REQUIRE_EXTERNAL_EXECUTION"
+    type: Literal["REQUIRE_EXTERNAL_EXECUTION"] = "REQUIRE_EXTERNAL_EXECUTION"
+    tool_calls: list[ToolCallBlock]
+
+
+class ConfirmResult(Value):
+    """What a person decided about one call."""
+
+    confirmed: bool
+    tool_call: ToolCallBlock
+    """The call as it will run: an edited one has its new input."""
+    rules: list[PermissionRule] | None = None
+    decision: Decision
+    message: str = ""
+    """Why it was rejected, or the answer in the tool's place."""
+
+
+class UserConfirmResultEvent(_ReplyEvent):
+    """People have decided about calls that waited for them."""
+
+    TYPE: ClassVar[str] = "USER_CONFIRM_RESULT"
+    type: Literal["USER_CONFIRM_RESULT"] = "USER_CONFIRM_RESULT"
+    confirm_results: list[ConfirmResult]
+
+
+class ExternalExecutionResultEvent(_ReplyEvent):
+    """Calls that waited for somebody else have their results."""
+
+    TYPE: ClassVar[str] = "EXTERNAL_EXECUTION_RESULT"
+    type: Literal["EXTERNAL_EXECUTION_RESULT"] = "EXTERNAL_EXECUTION_RESULT"
+    execution_results: list[ToolResultBlock]
+
+
 class UserInterruptEvent(_ReplyEvent):
     """Somebody asked that this reply be stopped."""
 
@@ -238,6 +298,7 @@ class StateUpdatedEvent(_Event):
 
 Event: TypeAlias = (
     MessageReceivedEvent
+    | MessageJoinedEvent
     | ReplyStartEvent
     | ReplyResumedEvent
     | ReplyEndEvent
@@ -257,6 +318,10 @@ Event: TypeAlias = (
     | ToolResultTextDeltaEvent
     | ToolResultDataDeltaEvent
     | ToolResultEndEvent
+    | RequireUserConfirmEvent
+    | RequireExternalExecutionEvent
+    | UserConfirmResultEvent
+    | ExternalExecutionResultEvent
     | UserInterruptEvent
     | StateUpdatedEvent
 )

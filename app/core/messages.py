@@ -74,6 +74,10 @@ class PermissionRule(Value):
     source: str
 
 
+Decision: TypeAlias = Literal["approve", "edit", "reject", "respond"]
+"""What a person may say of a call: run it, run it changed, do not, or "I answer in its place"."""
+
+
 class _Block(Value):
     created_at: Timestamp = ""
     finished_at: Timestamp | None = None

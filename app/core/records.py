@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import JsonValue
 
-from app.core.messages import ErrorInfo, FinishedReason, ToolCallBlock, Usage
+from app.core.messages import Decision, ErrorInfo, FinishedReason, ToolCallBlock, Usage
 from app.core.specs import AgentSpec
 from app.core.values import JsonObject, Timestamp, Value
 
@@ -55,6 +55,15 @@ class Session(Value):
     usage: Usage
     created_at: Timestamp
     updated_at: Timestamp
+
+
+class PendingCall(Value):
+    """A call that waits for a person, or for somebody else to execute it."""
+
+    kind: Literal["confirm", "external"]
+    call: ToolCallBlock
+    decisions: list[Decision] = []
+    """What may be decided, when a person is asked."""
 
 
 class Reply(Value):

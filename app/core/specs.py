@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from app.core.messages import Decision
 from app.core.values import FieldName, JsonObject, Label, Value
 
 DEFAULT_TEMPLATE = (
@@ -172,11 +173,37 @@ class ModelSpec(Value):
     input_types: list[Literal["text", "image"]] = Field(default=["text"], max_length=8)
 
 
+ToolName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""A name that every provider takes."""
+
+NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}}
+
+
+class ExternalTool(Value):
+    """A tool that the client executes: its calls wait until somebody tells their results."""
+
+    name: ToolName
+    description: str = Field(default="", max_length=16_384)
+    parameters: JsonObject = NO_PARAMETERS
+    """A JSON Schema of type object."""
+
+
 class ToolsSpec(Value):
     """The tools that the agent may call."""
 
     builtin: list[str] = Field(default=["tasks"], max_length=64)
     """Names of built-in groups; `GET /v1/tools` lists them."""
+    external: list[ExternalTool] = Field(default=[], max_length=128)
+    """Tools whose calls are announced by `REQUIRE_EXTERNAL_EXECUTION`."""
+
+
+ALL_DECISIONS: tuple[Decision, ...] = ("approve", "edit", "reject", "respond")
+
+
+class InterruptOn(Value):
+    """Which decisions people may take about a tool's calls."""
+
+    allowed_decisions: list[Decision] = Field(default=list(ALL_DECISIONS), min_length=1)
 
 
 class AgentSpec(Value):
@@ -193,6 +220,15 @@ class AgentSpec(Value):
     injection: InjectionConfig = InjectionConfig()
     context: ContextConfig = ContextConfig()
     tools: ToolsSpec = ToolsSpec()
+    interrupt_on: dict[ToolName, bool | InterruptOn] = Field(default={}, max_length=256)
+    """Tools whose calls wait for a person's decision before they run."""
+
+    def decisions(self, tool: str) -> list[Decision]:
+        """Return what people may decide about a tool's calls; nothing when nobody is asked."""
+        asked = self.interrupt_on.get(tool, False)
+        if isinstance(asked, InterruptOn):
+            return asked.allowed_decisions
+        return list(ALL_DECISIONS) if asked else []
 
     @model_validator(mode="after")
     def _ratios_fit(self) -> Self:

@@ -12,6 +12,7 @@ from app.core.events import (
     StateUpdatedEvent,
 )
 from app.core.messages import Msg
+from app.core.records import PendingCall
 from app.core.repair import repair
 from app.core.specs import (
     ContextConfig,
@@ -192,11 +193,24 @@ class _MemoryJournal:
     surroundings: Callable[[], Mapping[str, str | float | bool]]
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    withdrawing: bool = False
+    parked: bool = False
     events: asyncio.Queue[Event | None] = field(default_factory=asyncio.Queue[Event | None])
 
     def emit(self, event: Event) -> None:
         apply(self.standing, event)
         self.events.put_nowait(event)
+
+    def park(self, event: Event, calls: Sequence[PendingCall]) -> None:
+        self.emit(event)
+        self.parked = True
+
+    async def end(self, event: ReplyEndEvent) -> bool:
+        self.emit(event)
+        return True
+
+    async def inputs(self) -> Sequence[Msg]:
+        return []
 
     async def settle(self) -> None:
         """Nothing to wait for: what is in memory is as safe as it will be."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from app.core.messages import Msg
+from app.core.messages import Decision, Msg
 from app.core.specs import ContextConfig, InjectionConfig
 from app.core.tokens import count_message, count_text, count_tools
 from app.core.values import JsonObject
@@ -23,6 +23,8 @@ class Equipment:
         system_prompt: The same bytes in every call, so that providers cache the prompt.
         model: Who answers.
         tools: By name, in the order in which the model is told of them.
+        external: Tools that somebody else executes, by name; the model is told of them last.
+        asks: What people may decide about the calls of a tool, for tools whose calls wait for it.
         injection: When the agent is told where it stands.
         context: How full its window may be; resolved, the deprecated ratio included.
         max_iters: Rounds of reasoning and acting in one reply.
@@ -37,11 +39,18 @@ class Equipment:
     context: ContextConfig
     max_iters: int
     tool_timeout: timedelta = TOOL_TIMEOUT
+    external: Mapping[str, ToolSchema] = field(default_factory=dict[str, ToolSchema])
+    asks: Mapping[str, list[Decision]] = field(default_factory=dict[str, list[Decision]])
 
     @property
     def schemas(self) -> list[ToolSchema]:
         """What the model is told of the tools, always in the same order."""
-        return [tool.schema for tool in self.tools.values()]
+        return [*[tool.schema for tool in self.tools.values()], *self.external.values()]
+
+    def schema(self, name: str) -> ToolSchema | None:
+        """Return what the model is told of a tool, if there is one of this name."""
+        tool = self.tools.get(name)
+        return self.external.get(name) if tool is None else tool.schema
 
 
 @dataclass

@@ -8,6 +8,10 @@ from app.engine.wakeups import Wakeups
 from app.ports.stores import EventLog
 
 BATCH = 500
+GONE = (
+    "Events before number {oldest} are no longer kept: read the session's snapshot at "
+    "/v1/sessions/{session_id} and go on from its last_seq."
+)
 
 
 class Logs:
@@ -27,10 +31,7 @@ class Logs:
         """
         oldest, newest = await self._log.bounds(tenant, session_id)
         if after < oldest - 1:
-            raise CursorGone(
-                f"Events before number {oldest} are no longer kept: read the session's snapshot at "
-                f"/v1/sessions/{session_id} and go on from its last_seq."
-            )
+            raise CursorGone(GONE.format(oldest=oldest, session_id=session_id))
         if after > newest:
             raise CursorAhead(
                 f"The log ends at number {newest}; a cursor of {after} is none that it gave."
@@ -50,7 +51,7 @@ class Logs:
         return await self._log.read(session_id, after=after, limit=limit)
 
     async def tail(
-        self, session_id: str, *, after: int, follow: bool = True
+        self, session_id: str, *, after: int, follow: bool = True, just_appended: bool = False
     ) -> AsyncGenerator[Sequence[LogEntry], None]:
         """Read the log behind a number and, when following, wait for what comes.
 
@@ -61,13 +62,19 @@ class Logs:
             session_id: Whose log; the caller has checked that it may be read.
             after: The last number that the reader has.
             follow: Whether to wait at the end of the log.
+            just_appended: Whether the event behind `after` was appended by this process, just now: then
+                memory tells it, and the store is not asked.
 
         Yields:
             The next events, at least one at a time. Ends when the session is deleted, when this
             process is about to end, or at the end of the log when not following.
+
+        Raises:
+            CursorGone: Events that the reader has not seen are no longer kept.
         """
         recent = self._wakeups.recent
-        with self._wakeups.watch(session_id) as watch:
+        remembered = just_appended and bool(recent.after(session_id, after, limit=1))
+        with self._wakeups.watch(session_id, stale=not remembered) as watch:
             while True:
                 watch.clear()
                 entries = recent.after(session_id, after, limit=BATCH)
@@ -80,6 +87,8 @@ class Logs:
                     # Only an empty answer says that the store has nothing more.
                     watch.stale = watch.stale or bool(entries)
                 if entries:
+                    if entries[0].seq != after + 1:
+                        raise CursorGone(GONE.format(oldest=entries[0].seq, session_id=session_id))
                     yield entries
                     after = entries[-1].seq
                 elif not follow or watch.gone or self._wakeups.closed:

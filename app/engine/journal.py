@@ -1,11 +1,13 @@
 """What the driver writes to: where it stands, and how it tells what happened."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from app.core.apply import Standing
-from app.core.events import Event
+from app.core.events import Event, ReplyEndEvent
+from app.core.messages import Msg
+from app.core.records import PendingCall
 
 
 class Journal(Protocol):
@@ -22,6 +24,16 @@ class Journal(Protocol):
         ...
 
     @property
+    def withdrawing(self) -> bool:
+        """Whether what the reply wrote is to be taken back when it is stopped."""
+        ...
+
+    @property
+    def parked(self) -> bool:
+        """Whether the reply waits for somebody, and the session is let go."""
+        ...
+
+    @property
     def draining(self) -> asyncio.Event:
         """Set when this process is about to end: the reply goes on elsewhere behind this step."""
         ...
@@ -31,6 +43,23 @@ class Journal(Protocol):
 
         Events of one journal are recorded in the order in which they are emitted.
         """
+        ...
+
+    def park(self, event: Event, calls: Sequence[PendingCall]) -> None:
+        """Let the reply begin to wait for calls: with what is recorded next the session is let go."""
+        ...
+
+    async def end(self, event: ReplyEndEvent) -> bool:
+        """Let the reply end, and wait until that is recorded.
+
+        Returns:
+            Whether it has ended. Not when people still want something of it: a message waits to join
+            it, or it is to be stopped or taken back. Then it goes on.
+        """
+        ...
+
+    async def inputs(self) -> Sequence[Msg]:
+        """Return the messages that wait to join the reply, received and not yet in the context."""
         ...
 
     async def settle(self) -> None:

@@ -3,18 +3,24 @@
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import TypeAlias
 
-from app.core.apply import Standing, apply
+from app.core.apply import Calls, OpenResult, Standing, apply
 from app.core.errors import BearingsError, NotSent, Unavailable
 from app.core.events import (
     Event,
     HintBlockEvent,
+    MessageJoinedEvent,
+    MessageReceivedEvent,
     ModelCallEndEvent,
+    ModelCallStartEvent,
     ReplyEndEvent,
     ReplyResumedEvent,
     ReplyStartEvent,
+    RequireExternalExecutionEvent,
+    RequireUserConfirmEvent,
     StateUpdatedEvent,
     TextBlockDeltaEvent,
     ThinkingBlockDeltaEvent,
@@ -23,42 +29,50 @@ from app.core.events import (
     ToolResultTextDeltaEvent,
 )
 from app.core.messages import Block, Msg, Usage
-from app.core.records import Environment, LogEntry
+from app.core.records import Environment, LogEntry, PendingCall
 from app.core.specs import environment_text
 from app.engine.wakeups import Wakeups
 from app.ports.leases import (
+    Appended,
     Batch,
     Checkpoint,
+    Claim,
+    Continued,
     Draft,
     Ended,
-    Lease,
+    Joined,
     Leases,
     Loaded,
+    Parked,
     Started,
     StoredMessage,
+    Transition,
 )
 
-_DELTAS = (
-    TextBlockDeltaEvent,
-    ThinkingBlockDeltaEvent,
-    ToolCallDeltaEvent,
-    ToolResultTextDeltaEvent,
+_Delta: TypeAlias = (
+    TextBlockDeltaEvent | ThinkingBlockDeltaEvent | ToolCallDeltaEvent | ToolResultTextDeltaEvent
 )
 _BORDERS = (
     ReplyStartEvent,
     HintBlockEvent,
+    MessageJoinedEvent,
     ModelCallEndEvent,
     ToolResultEndEvent,
+    RequireUserConfirmEvent,
+    RequireExternalExecutionEvent,
     StateUpdatedEvent,
     ReplyResumedEvent,
     ReplyEndEvent,
 )
 """Events behind which the state is whole and worth storing."""
-
+_PREAMBLE = (ReplyStartEvent, HintBlockEvent, ModelCallStartEvent)
+"""What comes before a model says anything: it can wait a moment, and be written with the answer."""
 
 RETRY_SECONDS = 0.2
-MOST_JOINED = 4_096
-"""Characters of a delta beyond which nothing more is joined to it: joining copies."""
+LINGER_SECONDS = 0.005
+"""How long a preamble waits for the model's first word, to be one write with it."""
+MOST_JOINED = 65_536
+"""Characters of a delta beyond which nothing more is joined to it."""
 
 
 @dataclass
@@ -67,8 +81,49 @@ class _Pending:
 
     events: list[Event] = field(default_factory=list[Event])
     checkpoint: Checkpoint | None = None
-    transitions: list[Started | Ended] = field(default_factory=list[Started | Ended])
+    transitions: list[Transition] = field(default_factory=list[Transition])
     usage: Usage | None = None
+    _delta: _Delta | None = None
+    _parts: list[str] = field(default_factory=list[str])
+    _size: int = 0
+
+    def add(self, event: Event) -> None:
+        """Take an event in; a delta of the block that the last one is of becomes one with it."""
+        if isinstance(event, _Delta):
+            if self._delta is not None and _continues(self._delta, event):
+                self._parts.append(event.delta)
+                self._size += len(event.delta)
+                if self._size > MOST_JOINED:
+                    self.whole()
+                return
+            self.whole()
+            self._delta, self._parts, self._size = event, [event.delta], len(event.delta)
+        else:
+            self.whole()
+        self.events.append(event)
+
+    def whole(self) -> None:
+        """Make the last delta say everything that was joined to it."""
+        if self._delta is not None and len(self._parts) > 1:
+            said = "".join(self._parts)
+            self.events[-1] = self._delta.model_copy(update={"delta": said})
+        self._delta = None
+
+
+def _continues(last: _Delta, event: _Delta) -> bool:
+    match last, event:
+        case (TextBlockDeltaEvent(), TextBlockDeltaEvent()) | (
+            ThinkingBlockDeltaEvent(),
+            ThinkingBlockDeltaEvent(),
+        ):
+            return last.block_id == event.block_id
+        case (ToolCallDeltaEvent(), ToolCallDeltaEvent()) | (
+            ToolResultTextDeltaEvent(),
+            ToolResultTextDeltaEvent(),
+        ):
+            return last.tool_call_id == event.tool_call_id
+        case _:
+            return False
 
 
 class LeasedJournal:
@@ -84,39 +139,55 @@ class LeasedJournal:
     def __init__(
         self,
         leases: Leases,
-        lease: Lease,
+        claim: Claim,
         loaded: Loaded,
         *,
         ttl: timedelta,
         wakeups: Wakeups,
-        environment: Environment,
-        environment_version: int,
-        agent_version: int,
         since: float,
     ) -> None:
-        self._agent_version = agent_version
-        self._since = since
-        self.standing: Standing = loaded.standing
+        """Begin to hold a session.
+
+        Args:
+            leases: Where it is written to.
+            claim: The session.
+            loaded: Where it stood when it was stored, and what has happened since.
+            ttl: How long the lease lasts without a write.
+            wakeups: Told of what is written.
+            since: When the claim was sent, by the loop's clock.
+        """
         self.interrupted = asyncio.Event()
         self.draining = asyncio.Event()
+        self.withdrawing = False
+        self.parked = False
         self.released = False
         """Whether the last write gave the session back."""
         self.checkpoints = 0
         """How many changes of the stored state were written."""
-        self._leases, self._lease, self._ttl = leases, lease, ttl
+        self.standing: Standing = loaded.standing
+        self._leases, self._lease, self._ttl = leases, claim.lease, ttl
         self._wakeups = wakeups
-        self._environment: Environment = environment
-        self._environment_version: int = environment_version
-        self._newest_environment_version: int = environment_version
+        self._since = since
+        self._agent_version = claim.agent.version
+        self._environment: Environment = claim.environment
+        self._environment_version = claim.wanted.environment_version
+        self._wanted = claim.wanted
         self._base_pos = loaded.base_pos
         self._saved = _Saved.of(loaded.standing)
-        self._to_stop = ""
+        self._to_stop = ("", False)
         self._confirmed = False
+        self._refused = False
+        self._withdrawn = False
+        self._spent: Usage | None = None
+        self._before_end: _BeforeEnd | None = None
         self._pending = _Pending()
         self._something = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._written = asyncio.Event()
         self._writing = False
         self._error: BearingsError | None = None
+        for event in loaded.since:
+            apply(self.standing, event)
 
     def emit(self, event: Event) -> None:
         """Let an event happen: it changes the standing at once, and is recorded soon.
@@ -127,17 +198,52 @@ class LeasedJournal:
         """
         if self._error is not None:
             raise self._error
+        rolled_back = isinstance(event, ReplyResumedEvent) and event.reason == "rolled_back"
+        before = list(self.standing.state.context) if rolled_back else []
+        if rolled_back:
+            self._spent, self._withdrawn = self.standing.usage(), True
         apply(self.standing, event)
-        pending = self._pending
-        last = pending.events[-1] if pending.events else None
-        joined = None if last is None else _join(last, event)
-        if joined is not None:
-            pending.events[-1] = joined
-        else:
-            pending.events.append(event)
+        self._pending.add(event)
         if isinstance(event, _BORDERS):
-            self._note(event)
+            self._note(event, before)
         self._something.set()
+        if not isinstance(event, _PREAMBLE):
+            self._urgent.set()
+
+    def park(self, event: Event, calls: Sequence[PendingCall]) -> None:
+        """Let the reply begin to wait for calls: with what is recorded next the session is let go."""
+        self.emit(event)
+        transitions = self._pending.transitions
+        parked = Parked(self.standing.state.reply_id, calls)
+        if transitions and isinstance(transitions[-1], Parked):
+            earlier = transitions.pop()
+            assert isinstance(earlier, Parked)
+            parked = Parked(parked.reply_id, [*earlier.calls, *calls])
+        transitions.append(parked)
+
+    def go_on(self, reply_id: str) -> None:
+        """Record with what comes next that a reply which waited goes on."""
+        self._pending.transitions.append(Continued(reply_id))
+
+    async def end(self, event: ReplyEndEvent) -> bool:
+        """Let the reply end, and wait until that is recorded; False when it has to go on."""
+        self._before_end = _BeforeEnd.of(self.standing, event.reply_id)
+        self._refused = False
+        self.emit(event)
+        await self.settle()
+        return not self._refused
+
+    async def inputs(self) -> Sequence[Msg]:
+        """Return the messages that wait to join the reply, received and not yet in the context."""
+        if not self._wanted.inputs:
+            return []
+        await self.settle()
+        messages = await self._leases.inputs(self._lease)
+        reply_id = self.standing.state.reply_id
+        for message in messages:
+            # Their events are in the log since they were accepted.
+            apply(self.standing, MessageReceivedEvent(reply_id=reply_id, message=message))
+        return messages
 
     def raise_if_lost(self) -> None:
         """Raise why the session is no longer this holder's, if it is not."""
@@ -152,6 +258,7 @@ class LeasedJournal:
             Unavailable: It is not known whether the events were recorded.
         """
         while self._error is None and (self._pending.events or self._writing):
+            self._urgent.set()
             self._written.clear()
             await self._written.wait()
         if self._error is not None:
@@ -164,19 +271,19 @@ class LeasedJournal:
         """
         if self._confirmed:
             await self.settle()
-        if self._newest_environment_version != self._environment_version:
+        if self._wanted.environment_version != self._environment_version:
             values, version = await self._leases.environment(self._lease)
-            self._environment = values
-            self._environment_version = version
-            self._newest_environment_version = version
+            self._environment, self._environment_version = values, version
+            self._wanted = replace(self._wanted, environment_version=version)
         return {name: environment_text(value) for name, value in self._environment.items()}
 
-    def stop(self, reply_id: str) -> None:
+    def stop(self, reply_id: str, *, withdraw: bool = False) -> None:
         """Interrupt a reply: now if it is being written, as soon as it begins otherwise."""
         if not reply_id:
             return
-        self._to_stop = reply_id
+        self._to_stop = (reply_id, withdraw)
         if reply_id == self.standing.state.reply_id and not self.standing.ended:
+            self.withdrawing = self.withdrawing or withdraw
             self.interrupted.set()
 
     async def write(self) -> None:
@@ -190,10 +297,12 @@ class LeasedJournal:
         heartbeat, patience = self._ttl.total_seconds() / 4, self._ttl.total_seconds() * 0.7
         try:
             while not self.released:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(heartbeat):
-                        await self._something.wait()
+                if not self._something.is_set():
+                    await _wait(self._something, heartbeat)
+                if self._pending.events and not self._urgent.is_set():
+                    await _wait(self._urgent, LINGER_SECONDS)
                 self._something.clear()
+                self._urgent.clear()
                 async with asyncio.timeout_at(confirmed + patience):
                     confirmed = await self._write()
                 self._written.set()
@@ -212,7 +321,10 @@ class LeasedJournal:
 
     async def _write(self) -> float:
         """Write what waits, and return when the write that succeeded was sent."""
-        pending, self._pending = self._pending, _Pending()
+        pending = _Pending()
+        if self._pending.events:
+            pending, self._pending = self._pending, pending
+        pending.whole()
         self._writing = bool(pending.events)
         drafts = [Draft(event.type, event.reply_id, event.encode()) for event in pending.events]
         batch = Batch(drafts, pending.checkpoint, pending.transitions, pending.usage)
@@ -228,21 +340,67 @@ class LeasedJournal:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
         self._confirmed = True
-        self.checkpoints += pending.checkpoint is not None
-        self._newest_environment_version = appended.environment_version
-        self.stop(appended.interrupt)
-        ends = any(isinstance(each, Ended) for each in pending.transitions)
-        self.released = ends and appended.queued == 0
+        self._wanted = appended.wanted
+        if appended.refused:
+            self._reopen(pending)
+        else:
+            self._take_in(pending, drafts, appended)
+        self.stop(appended.wanted.interrupt, withdraw=appended.wanted.withdraw)
         self._writing = False
-        if drafts:
-            self._wakeups.appended(self._lease.session_id, _entries(appended.base, drafts))
         return sent
 
-    def _note(self, event: Event) -> None:
-        """Add what a finished step changed in the stored state to what waits to be written."""
+    def _take_in(self, pending: _Pending, drafts: Sequence[Draft], appended: Appended) -> None:
+        self.checkpoints += pending.checkpoint is not None
+        self.released = appended.released
+        self.parked = any(isinstance(each, Parked) for each in pending.transitions)
+        if drafts:
+            entries = [
+                LogEntry(appended.base + at, draft.type, draft.reply_id, draft.data)
+                for at, draft in enumerate(drafts)
+            ]
+            self._wakeups.appended(self._lease.session_id, entries)
+
+    def _reopen(self, refused: _Pending) -> None:
+        """Let the end of the reply not have happened; what came before it is written again."""
+        assert self._before_end is not None
+        self._refused = True
+        self._before_end.restore(self.standing)
+        again = _Pending(
+            events=refused.events[:-1],
+            transitions=[each for each in refused.transitions if not isinstance(each, Ended)],
+        )
+        saved = refused.checkpoint
+        if again.events and saved is not None:
+            context = self.standing.state.context
+            messages = {
+                pos: replace(stored, message=context[pos - self._base_pos])
+                for pos, stored in saved.messages.items()
+            }
+            again.checkpoint = replace(
+                saved,
+                after=min(saved.after, len(again.events)),
+                calls=self.standing.calls.model_copy(deep=True),
+                messages=messages,
+            )
+        self._saved = _Saved.of(self.standing)
+        self._pending = again
+        if again.events:
+            self._something.set()
+            self._urgent.set()
+
+    def _note(self, event: Event, before: Sequence[Msg]) -> None:
+        """Add what a finished step changed in the stored state to what waits to be written.
+
+        Args:
+            event: The step's last event.
+            before: The context before it, when it took back more than the last message's end.
+        """
         pending, state = self._pending, self.standing.state
         earlier = pending.checkpoint
         messages = earlier.messages if earlier is not None else {}
+        trims = earlier.trims if earlier is not None else {}
+        if before:
+            self._saved = self._rewritten(before, messages, trims)
         for stored in self._saved.changes(state.context, base_pos=self._base_pos):
             waiting = messages.get(stored.pos)
             if waiting is not None:
@@ -254,22 +412,84 @@ class LeasedJournal:
             after=len(pending.events),
             head=state.model_copy(update={"context": []}),
             answered=self.standing.answered,
+            calls=self.standing.calls.model_copy(deep=True) if self.standing.calls else Calls(),
             messages=messages,
+            trims=trims,
             progress=progress or (earlier is not None and earlier.progress),
         )
         match event:
             case ReplyStartEvent():
                 self.interrupted.clear()
-                self.stop(self._to_stop)
-                pending.transitions.append(Started(event.reply_id, self._agent_version))
+                self.withdrawing = self._withdrawn = False
+                self._spent = None
+                reply_id, withdraw = self._to_stop
+                self.stop(reply_id, withdraw=withdraw)
+                pending.transitions.append(
+                    Started(event.reply_id, self._agent_version, state.tasks_context)
+                )
+            case MessageJoinedEvent():
+                pending.transitions.append(Joined(event.message_id))
+                left = max(self._wanted.inputs - 1, 0)
+                self._wanted = replace(self._wanted, inputs=left)
             case ReplyEndEvent():
                 pending.transitions.append(
-                    Ended(event.reply_id, event.finished_reason, event.error)
+                    Ended(event.reply_id, event.finished_reason, event.error, self._withdrawn)
                 )
-                tail = state.own_tail(self.standing.agent_name)
-                pending.usage = tail.usage if tail is not None else None
+                pending.usage = self._spent or self.standing.usage()
             case _:
                 pass
+
+    def _rewritten(
+        self, before: Sequence[Msg], messages: dict[int, StoredMessage], trims: dict[int, int]
+    ) -> "_Saved":
+        """Have everything from the reply's first message on stored anew, as it is now."""
+        context, reply_id = self.standing.state.context, self.standing.state.reply_id
+        mine = [at for at, message in enumerate(before) if message.id == reply_id]
+        first = mine[0] if mine else len(before)
+        for pos in [pos for pos in messages if pos >= self._base_pos + first]:
+            del messages[pos]
+        for index in range(first, len(before)):
+            left = len(context[index].content) if index < len(context) else -1
+            trims[self._base_pos + index] = left
+        return _Saved(first, None, ())
+
+
+@dataclass(frozen=True)
+class _BeforeEnd:
+    """What the end of a reply changes in a standing, to be undone when the end is refused."""
+
+    tail: Msg | None
+    calls: Calls
+    received: list[Msg]
+    reply_id: str
+    results: dict[str, OpenResult]
+
+    @classmethod
+    def of(cls, standing: Standing, reply_id: str) -> "_BeforeEnd":
+        """Take down what is to be undone."""
+        return cls(
+            tail=standing.state.own_tail(standing.agent_name),
+            calls=standing.calls,
+            received=standing.received.get(reply_id, []),
+            reply_id=reply_id,
+            results=dict(standing.results),
+        )
+
+    def restore(self, standing: Standing) -> None:
+        """Undo it."""
+        standing.ended = False
+        standing.calls = self.calls
+        standing.results = self.results
+        if self.received:
+            standing.received[self.reply_id] = self.received
+        if self.tail is not None:
+            standing.state.context[-1] = self.tail
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 @dataclass(frozen=True)
@@ -305,29 +525,3 @@ class _Saved:
             }
             if changed or not (same and message is self.message):
                 yield StoredMessage(base_pos + index, message, changed)
-
-
-def _join(last: Event, event: Event) -> Event | None:
-    """Make one delta of two that follow each other in one block; None when they do not."""
-    if isinstance(last, _DELTAS) and len(last.delta) > MOST_JOINED:
-        return None
-    match last, event:
-        case (TextBlockDeltaEvent(), TextBlockDeltaEvent()) | (
-            ThinkingBlockDeltaEvent(),
-            ThinkingBlockDeltaEvent(),
-        ) if last.block_id == event.block_id:
-            return last.model_copy(update={"delta": last.delta + event.delta})
-        case (ToolCallDeltaEvent(), ToolCallDeltaEvent()) | (
-            ToolResultTextDeltaEvent(),
-            ToolResultTextDeltaEvent(),
-        ) if last.tool_call_id == event.tool_call_id:
-            return last.model_copy(update={"delta": last.delta + event.delta})
-        case _:
-            return None
-
-
-def _entries(base: int, drafts: Sequence[Draft]) -> list[LogEntry]:
-    return [
-        LogEntry(base + at, draft.type, draft.reply_id, draft.data)
-        for at, draft in enumerate(drafts)
-    ]

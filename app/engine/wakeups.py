@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
@@ -19,6 +20,14 @@ POLL_SECONDS = 1.0
 """How late a reader can be when every wake-up is lost."""
 MOST_WANTED = 10_000
 """Sessions remembered as wanting a worker; those beyond are found by looking."""
+
+
+class OnInterrupt(Protocol):
+    """Is told that a reply is to be stopped, and whether what it wrote is to be taken back."""
+
+    def __call__(self, reply_id: str, *, withdraw: bool = False) -> None:
+        """Stop a reply."""
+        ...
 
 
 @dataclass
@@ -57,7 +66,7 @@ class Wakeups:
         self._signals: Signals | None = None
         self._watches: dict[str, dict[int, Watch]] = {}
         self._seen: dict[str, int] = {}
-        self._running: dict[str, Callable[[str], None]] = {}
+        self._running: dict[str, OnInterrupt] = {}
         self.recent = Recent()
         self._work = asyncio.Event()
         self._wanted: OrderedDict[str, None] = OrderedDict()
@@ -75,13 +84,21 @@ class Wakeups:
         self._signals = signals
 
     @contextmanager
-    def watch(self, session_id: str) -> Generator[Watch, None, None]:
+    def watch(self, session_id: str, *, stale: bool = True) -> Generator[Watch, None, None]:
         """Be woken when the session's log grows.
+
+        Args:
+            session_id: The session.
+            stale: Whether the store may hold events that memory does not; not for somebody who has
+                just appended one here and reads from there on.
 
         Yields:
             The watch, woken as long as the block lasts.
         """
-        watch = Watch()
+        watch = Watch(stale=stale)
+        if not stale:
+            # Whoever has not looked in the store counts on the next poll to say what is new there.
+            self._seen.pop(session_id, None)
         self._watches.setdefault(session_id, {})[id(watch)] = watch
         try:
             yield watch
@@ -93,7 +110,7 @@ class Wakeups:
 
     @contextmanager
     def running(
-        self, session_id: str, on_interrupt: Callable[[str], None]
+        self, session_id: str, on_interrupt: OnInterrupt
     ) -> Generator[None, None, None]:
         """Be told, while a session's reply is written here, of what somebody asks to stop."""
         self._running[session_id] = on_interrupt
@@ -122,13 +139,14 @@ class Wakeups:
         if self._signals is not None:
             self._signals.send("work", session_id)
 
-    def interrupt(self, session_id: str, reply_id: str) -> None:
+    def interrupt(self, session_id: str, reply_id: str, *, withdraw: bool = False) -> None:
         """Tell the holder of a session that a reply is to be stopped."""
         if on_interrupt := self._running.get(session_id):
-            on_interrupt(reply_id)
+            on_interrupt(reply_id, withdraw=withdraw)
         self.grown(session_id)
         if self._signals is not None:
-            self._signals.send("stop", f"{session_id}/{reply_id}")
+            topic = "withdraw" if withdraw else "stop"
+            self._signals.send(topic, f"{session_id}/{reply_id}")
 
     def heard(self, topic: str, subject: str) -> None:
         """Take in another replica's wake-up."""
@@ -137,10 +155,10 @@ class Wakeups:
                 self._wake(subject, stale=True)
             case "work":
                 self._want(subject)
-            case "stop":
+            case "stop" | "withdraw":
                 session_id, _, reply_id = subject.partition("/")
                 if on_interrupt := self._running.get(session_id):
-                    on_interrupt(reply_id)
+                    on_interrupt(reply_id, withdraw=topic == "withdraw")
             case _:
                 pass
 
@@ -186,7 +204,7 @@ class Wakeups:
             if position.last_seq != self._seen.get(session_id):
                 self._wake(session_id, stale=position.last_seq != self.recent.newest(session_id))
             if position.interrupt and (held := self._running.get(session_id)):
-                held(position.interrupt)
+                held(position.interrupt, withdraw=position.withdraw)
         self._seen = {each: position.last_seq for each, position in positions.items()}
 
     def _wake(self, session_id: str, *, stale: bool) -> None:

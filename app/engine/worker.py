@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,10 +17,11 @@ from app.core.records import Agent
 from app.engine.equipment import Equipment, Meter
 from app.engine.ids import Clock, NewId
 from app.engine.lease import LeasedJournal
-from app.engine.reply import resume_reply, write_reply
+from app.engine.reply import NO_TASKS, resume_reply, write_reply
 from app.engine.tool_calls import Bench
 from app.engine.wakeups import Wakeups
 from app.ports.leases import Claim, Leases, Loaded, Queued
+from app.ports.stores import Taker
 
 log = structlog.get_logger()
 
@@ -162,16 +163,47 @@ class Worker:
         )
         if claim is None:
             return False
-        task = asyncio.create_task(self._serve(claim, since=sent))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._begin(self._serve(claim, None, since=sent))
         return True
 
-    async def _serve(self, claim: Claim, *, since: float) -> None:
+    def offer(self, session_id: str) -> Taker | None:
+        """Offer to write a session's reply at once; None when there is no room for it here."""
+        if self._loop is None or self._draining or session_id in self._held:
+            return None
+        if len(self._tasks) >= self._capacity:
+            return None
+        return Taker(owner=self._new_id("own"), ttl=self._ttl)
+
+    def take(self, claim: Claim, queued: Queued, *, since: float) -> None:
+        """Write the reply of a session that was taken as offered.
+
+        Args:
+            claim: The session.
+            queued: The message that it was taken with.
+            since: When it was asked for, by the loop's clock.
+        """
+        self._begin(self._serve(claim, queued, since=since))
+
+    def abandon(self, session_id: str, owner: str) -> None:
+        """Give back what may have been taken as offered, when nobody knows whether it was."""
+        self._begin(self._abandon(session_id, owner))
+
+    async def _abandon(self, session_id: str, owner: str) -> None:
+        with suppress(BearingsError):
+            await self._leases.abandon(session_id, owner)
+            self._wakeups.call_worker(session_id)
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, claim: Claim, queued: Queued | None, *, since: float) -> None:
         """Hold a session until nothing waits there any more, or until it is lost.
 
         Args:
             claim: The session.
+            queued: The message to begin with; the oldest that waits when None.
             since: When it was asked for, by the loop's clock: its lease began no sooner.
         """
         session_id = claim.lease.session_id
@@ -179,20 +211,12 @@ class Worker:
         try:
             warm = await self._standing(claim)
             journal = LeasedJournal(
-                self._leases,
-                claim.lease,
-                warm.loaded,
-                ttl=self._ttl,
-                wakeups=self._wakeups,
-                environment=claim.environment,
-                environment_version=claim.environment_version,
-                agent_version=claim.agent.version,
-                since=since,
+                self._leases, claim, warm.loaded, ttl=self._ttl, wakeups=self._wakeups, since=since
             )
             if self._draining:
                 journal.draining.set()
             try:
-                await self._hold(_Held(claim, journal, warm.meter))
+                await self._hold(_Held(claim, journal, warm.meter), queued)
             finally:
                 released = journal.released
             if released:
@@ -213,7 +237,7 @@ class Worker:
             if not released:
                 await self._give_back(claim, failed=failed)
 
-    async def _hold(self, held: _Held) -> None:
+    async def _hold(self, held: _Held, queued: Queued | None) -> None:
         """Write replies while the journal is written to the store beside them.
 
         When the session is lost, the step that is under way ends too: it may not act any longer.
@@ -221,10 +245,11 @@ class Worker:
         session_id, journal = held.claim.lease.session_id, held.journal
         self._held[session_id] = held
         recording = asyncio.create_task(journal.write())
-        writing = asyncio.create_task(self._write_replies(held))
+        writing = asyncio.create_task(self._write_replies(held, queued))
         try:
             with self._wakeups.running(session_id, journal.stop):
-                journal.stop(held.claim.interrupt)
+                wanted = held.claim.wanted
+                journal.stop(wanted.interrupt, withdraw=wanted.withdraw)
                 await asyncio.wait({recording, writing}, return_when=asyncio.FIRST_COMPLETED)
                 if not writing.done() and not journal.released:
                     writing.cancel()
@@ -241,22 +266,29 @@ class Worker:
                 self._asked_for.discard(session_id)
                 self._wakeups.call_worker(session_id)
 
-    async def _write_replies(self, held: _Held) -> None:
+    async def _write_replies(self, held: _Held, queued: Queued | None) -> None:
         claim, journal = held.claim, held.journal
-        attempts = claim.attempts
-        if claim.running is not None and not journal.standing.ended:
-            bench = self._bench(held, claim.running)
-            await resume_reply(bench, held.meter, attempts=attempts)
+        attempts, running = claim.attempts, claim.running
+        if running is not None and not journal.standing.ended:
+            if running.parked:
+                journal.go_on(running.reply_id)
+            await resume_reply(
+                self._bench(held, running),
+                held.meter,
+                attempts=attempts,
+                tasks=running.tasks or NO_TASKS,
+                parked=running.parked,
+            )
             attempts = 0
         while not (journal.released or journal.draining.is_set()):
-            queued = await self._leases.next_queued(claim.lease)
+            queued = queued or await self._leases.next_queued(claim.lease)
             if queued is None:
                 return
             received = MessageReceivedEvent(reply_id=queued.reply_id, message=queued.message)
             apply(journal.standing, received)
             bench = self._bench(held, queued)
             await write_reply(bench, held.meter, reply_id=queued.reply_id, attempts=attempts)
-            attempts = 0
+            attempts, queued = 0, None
 
     def _bench(self, held: _Held, queued: Queued) -> Bench:
         equipment = self._equip(held.claim.agent)
@@ -275,7 +307,7 @@ class Worker:
         return _Warm(claim.state_version, loaded, Meter())
 
     def _keep_warm(self, claim: Claim, journal: LeasedJournal, warm: _Warm) -> None:
-        loaded = dataclasses.replace(warm.loaded, standing=journal.standing)
+        loaded = dataclasses.replace(warm.loaded, standing=journal.standing, since=())
         version = claim.state_version + journal.checkpoints
         self._warm[claim.lease.session_id] = _Warm(version, loaded, warm.meter)
         self._warm_messages += len(journal.standing.state.context)

@@ -1,7 +1,7 @@
 """Wire shapes, only where the wire differs from the core."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Generic, Literal, Self, TypeAlias, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
@@ -11,13 +11,15 @@ from pydantic import (
     ValidationError,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 
 from app.core.errors import Invalid
-from app.core.messages import Content, DataBlock, TextBlock
+from app.core.messages import Content, DataBlock, Decision, PermissionRule, TextBlock
 from app.core.specs import RESERVED_FIELDS, EnvironmentValue
 from app.core.state import AgentState, load_state
 from app.core.values import FieldName, JsonObject, Label, Value
+from app.ports.stores import OnBusy
 
 Item = TypeVar("Item")
 
@@ -72,8 +74,10 @@ class NewMessage(Value):
     content: Text | Annotated[list[Content], Field(min_length=1, max_length=256)]
     """Text, or a list of text and data blocks."""
     name: Label = "user"
-    on_busy: Literal["enqueue", "reject"] = "enqueue"
-    """What happens when a reply is being written: answer in order, or refuse with 409."""
+    on_busy: OnBusy = "enqueue"
+    """What happens while a reply is being written or waits for somebody: answer in order (`enqueue`),
+    refuse with 409 (`reject`), stop the reply and keep what it wrote (`interrupt`), stop it and take
+    back what it wrote (`rollback`), or join it before its next reasoning step (`steer`)."""
     context: Annotated[JsonObject, Field(max_length=MOST_FIELDS)] = {}
     """The runtime context: given to tools, never shown to the model, gone when the reply ends."""
     structured_output: None = None
@@ -96,6 +100,82 @@ class NewMessage(Value):
     def blocks(self) -> list[TextBlock | DataBlock]:
         """The content as blocks."""
         return [TextBlock(text=self.content)] if isinstance(self.content, str) else self.content
+
+
+CallId: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+MOST_ANSWERS = 256
+
+
+class NewDecision(Value):
+    """What a person decided about a call."""
+
+    tool_call_id: CallId
+    decision: Decision
+    input: JsonObject | None = None
+    """With `edit`: the arguments that the call runs with."""
+    message: Annotated[str, StringConstraints(max_length=MOST_TEXT)] = ""
+    """With `reject`: why, for the agent. With `respond`: the result, in the tool's place."""
+    rules: Annotated[list[PermissionRule], Field(max_length=0)] = []
+    """Not there yet: a decision is about its call alone."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.decision == "edit") != (self.input is not None):
+            raise ValueError("input goes with the decision edit, and edit needs it")
+        if self.decision == "respond" and not self.message.strip():
+            raise ValueError("respond needs a message")
+        return self
+
+
+class NewDecisions(Value):
+    """Decisions about some of the calls that a reply waits for."""
+
+    results: Annotated[list[NewDecision], Field(min_length=1, max_length=MOST_ANSWERS)]
+
+    @field_validator("results")
+    @classmethod
+    def _each_once(cls, results: list[NewDecision]) -> list[NewDecision]:
+        return _each_call_once(results)
+
+
+class NewToolResult(Value):
+    """The result of a call that the client executed."""
+
+    tool_call_id: CallId
+    output: Annotated[str, StringConstraints(max_length=MOST_TEXT)] | Annotated[
+        list[Content], Field(max_length=256)
+    ]
+    """Text, or a list of text and data blocks."""
+    state: Literal["success", "error"] = "success"
+
+
+class NewToolResults(Value):
+    """Results of some of the calls that a reply waits for."""
+
+    results: Annotated[list[NewToolResult], Field(min_length=1, max_length=MOST_ANSWERS)]
+
+    @field_validator("results")
+    @classmethod
+    def _each_once(cls, results: list[NewToolResult]) -> list[NewToolResult]:
+        return _each_call_once(results)
+
+
+_Answer = TypeVar("_Answer", NewDecision, NewToolResult)
+
+
+def _each_call_once(results: list[_Answer]) -> list[_Answer]:
+    if len({each.tool_call_id for each in results}) < len(results):
+        raise ValueError("a call is named twice")
+    return results
+
+
+class Fork(Value):
+    """What a copy of a session begins with."""
+
+    through_message_id: Id | None = None
+    """The last message that it holds; everything when left out."""
+    title: Title = ""
+    metadata: Annotated[JsonObject, Field(max_length=MOST_FIELDS)] = {}
 
 
 Environment: TypeAlias = Annotated[

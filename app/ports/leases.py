@@ -6,12 +6,13 @@ All methods raise `Unavailable` when the database cannot be reached.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from app.core.apply import Standing
+from app.core.apply import Calls, Standing
+from app.core.events import Event
 from app.core.messages import Block, ErrorInfo, FinishedReason, Msg, Usage
-from app.core.records import Agent, Environment
-from app.core.state import AgentState
+from app.core.records import Agent, Environment, PendingCall
+from app.core.state import AgentState, TasksContext
 from app.core.values import JsonObject
 
 
@@ -27,12 +28,42 @@ class Lease:
 
 @dataclass(frozen=True)
 class Queued:
-    """A message that waits for its answer."""
+    """A reply to be written, or to go on with.
+
+    Attributes:
+        reply_id: Its id.
+        message: The message that it answers.
+        context: The runtime context that came with it.
+        max_iters: Rounds of reasoning and acting, instead of the agent's.
+        parked: Whether it waited for somebody, and goes on now: nothing of it is half done.
+        tasks: The plan when the reply began, to go back to; None when there was none.
+    """
 
     reply_id: str
     message: Msg
     context: JsonObject
     max_iters: int | None
+    parked: bool = False
+    tasks: TasksContext | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What people want of a session, as the database knows it.
+
+    Attributes:
+        interrupt: The reply that somebody asked to stop; `""` for none.
+        withdraw: Whether what it wrote is to be taken back.
+        inputs: Messages that wait to join the reply which is being written.
+        queued: Replies that wait for their turn.
+        environment_version: Changes with the live values.
+    """
+
+    interrupt: str = ""
+    withdraw: bool = False
+    inputs: int = 0
+    queued: int = 0
+    environment_version: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,21 +75,19 @@ class Claim:
         agent: The definition that the session runs with.
         state_version: Version of the stored state.
         environment: The live values.
-        environment_version: Changes with them.
         running: The reply that another holder left unfinished, if there is one; it goes on with the
             agent's version that it began with.
         attempts: How often the session was taken up since it last got anywhere, this time included.
-        interrupt: The reply that somebody asked to stop; `""` for none.
+        wanted: What people want of the session.
     """
 
     lease: Lease
     agent: Agent
     state_version: int
     environment: Environment
-    environment_version: int
     running: Queued | None
     attempts: int
-    interrupt: str
+    wanted: Wanted
 
 
 @dataclass(frozen=True)
@@ -93,14 +122,19 @@ class Checkpoint:
         after: How many events of the batch the state includes.
         head: The state without its context.
         answered: The standing's flag of that name, stored beside the state.
+        calls: What the standing knows of unfinished calls, stored beside the state.
         messages: New and changed messages.
+        trims: Messages that have become shorter: how many of their blocks stay, by position, and -1
+            for a message that is gone.
         progress: Whether the reply got further, which makes its attempts count from zero.
     """
 
     after: int
     head: AgentState
     answered: bool
+    calls: Calls
     messages: dict[int, StoredMessage]
+    trims: dict[int, int]
     progress: bool
 
 
@@ -110,15 +144,42 @@ class Started:
 
     reply_id: str
     agent_version: int
+    tasks: TasksContext
+
+
+@dataclass(frozen=True)
+class Continued:
+    """The batch goes on with this reply, which waited."""
+
+    reply_id: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """With the batch this message joins the reply."""
+
+    message_id: str
+
+
+@dataclass(frozen=True)
+class Parked:
+    """With the batch this reply begins to wait for these calls, and the session is released."""
+
+    reply_id: str
+    calls: Sequence[PendingCall]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The batch ends this reply."""
+    """The batch ends this reply; withdrawn, if what it wrote was taken back."""
 
     reply_id: str
     reason: FinishedReason
     error: ErrorInfo | None
+    withdrawn: bool = False
+
+
+Transition: TypeAlias = Started | Continued | Joined | Parked | Ended
 
 
 @dataclass(frozen=True)
@@ -127,7 +188,7 @@ class Batch:
 
     drafts: Sequence[Draft] = ()
     checkpoint: Checkpoint | None = None
-    transitions: Sequence[Started | Ended] = ()
+    transitions: Sequence[Transition] = ()
     usage: Usage | None = None
 
 
@@ -137,28 +198,31 @@ class Appended:
 
     Attributes:
         base: Number of the batch's first event.
-        interrupt: The reply that somebody asked to stop; `""` for none.
-        environment_version: Changes with the live values.
-        queued: Replies that wait for their turn.
+        wanted: What people want of the session.
+        released: Whether the write gave the session back.
+        refused: Nothing was written, because the batch ends a reply that people still want something
+            of: a message waits to join it, or it is to be stopped or taken back.
     """
 
     base: int
-    interrupt: str
-    environment_version: int
-    queued: int
+    wanted: Wanted
+    released: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A session's standing as stored, with the events since folded in.
+    """A session's standing as stored.
 
     Attributes:
-        standing: Where it stands.
+        standing: Where it stood when it was stored.
         base_pos: Position of the context's first message in the session's history.
+        since: What has happened after that.
     """
 
     standing: Standing
     base_pos: int
+    since: Sequence[Event] = ()
 
 
 class Leases(Protocol):
@@ -194,7 +258,9 @@ class Leases(Protocol):
         ...
 
     async def append(self, lease: Lease, batch: Batch, *, ttl: timedelta) -> Appended:
-        """Write a batch and renew the lease; a batch that ends a reply with none queued releases it.
+        """Write a batch and renew the lease.
+
+        The session is released by a batch that ends a reply with none queued, and by one that parks.
 
         Raises:
             Fenced: The session is no longer this holder's; nothing was written.
@@ -203,6 +269,14 @@ class Leases(Protocol):
 
     async def release(self, lease: Lease, *, pause: timedelta) -> None:
         """Give the session back: another holder may go on after a pause. Nothing if it was lost."""
+        ...
+
+    async def abandon(self, session_id: str, owner: str) -> None:
+        """Release what was taken by this owner, by someone who never heard whether it was."""
+        ...
+
+    async def inputs(self, lease: Lease) -> Sequence[Msg]:
+        """Return the messages that wait to join the reply, oldest first."""
         ...
 
     async def environment(self, lease: Lease) -> tuple[Environment, int]:

@@ -4,16 +4,27 @@ Every method names the tenant, and what belongs to another one is not there: `No
 that never was. All of them raise `Unavailable` when the database cannot be reached.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from app.core.events import Event, MessageReceivedEvent
 from app.core.messages import Msg
-from app.core.records import Accepted, Agent, Environment, LogEntry, Reply, Session, SessionStatus
+from app.core.records import (
+    Accepted,
+    Agent,
+    Environment,
+    LogEntry,
+    PendingCall,
+    Reply,
+    Session,
+    SessionStatus,
+)
 from app.core.specs import AgentSpec
 from app.core.state import AgentState
 from app.core.values import JsonObject
+from app.ports.leases import Claim
 
 Item = TypeVar("Item")
 
@@ -202,7 +213,13 @@ class Sessions(Protocol):
         ...
 
 
-OnBusy: TypeAlias = Literal["enqueue", "reject"]
+OnBusy: TypeAlias = Literal["enqueue", "reject", "interrupt", "rollback", "steer"]
+"""What happens to a message while a reply is being written or waits for somebody.
+
+`enqueue`: it is answered in its turn. `reject`: it is refused. `interrupt`: the reply is stopped and
+keeps what it wrote. `rollback`: it is stopped and what it wrote is taken back. `steer`: the message
+joins the reply before its next reasoning step.
+"""
 
 
 @dataclass(frozen=True)
@@ -210,22 +227,63 @@ class Submission:
     """A message to be answered."""
 
     reply_id: str
+    """Of the reply that will answer it, unless it joins another one."""
     message: Msg
-    received: bytes
-    """The `MESSAGE_RECEIVED` event, encoded: the log and every reader get these bytes."""
     on_busy: OnBusy
     context: JsonObject
     """The runtime context, kept until the reply ends."""
     max_iters: int | None
+
+    def received(self, reply_id: str) -> MessageReceivedEvent:
+        """Return the event that tells readers, as part of the reply that answers it."""
+        return MessageReceivedEvent(
+            reply_id=reply_id, message=self.message, created_at=self.message.created_at
+        )
+
+
+@dataclass(frozen=True)
+class Taker:
+    """Somebody who is ready to write a reply: under which owner's name, and for how long."""
+
+    owner: str
+    ttl: timedelta
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A message that was accepted.
+
+    Attributes:
+        made: What the client is told.
+        claim: The session, when the taker has it now.
+        stopped: The reply that is stopped for it; `""` for none.
+    """
+
+    made: Made[Accepted]
+    claim: Claim | None = None
+    stopped: str = ""
 
 
 class Replies(Protocol):
     """Messages that were accepted, and the replies that answer them."""
 
     async def submit(
-        self, tenant: str, session_id: str, submission: Submission, *, once: Once | None
-    ) -> Made[Accepted]:
+        self,
+        tenant: str,
+        session_id: str,
+        submission: Submission,
+        *,
+        once: Once | None,
+        taker: Taker | None = None,
+    ) -> Submitted:
         """Accept a message: when this returns, it will be answered, whatever happens.
+
+        Args:
+            tenant: Whose session.
+            session_id: The session.
+            submission: The message, and what is to happen when the session is busy.
+            once: Makes a repeated request harmless.
+            taker: Who takes the session with the message if it is idle, in the same write.
 
         Raises:
             NotFound: There is no such session.
@@ -249,6 +307,31 @@ class Replies(Protocol):
         """Return the message that a reply has written, None when it has written none."""
         ...
 
+    async def answer(
+        self,
+        tenant: str,
+        session_id: str,
+        call_ids: Sequence[str],
+        tell: Callable[[str, Sequence[PendingCall]], Event],
+        *,
+        once: Once | None,
+    ) -> Made[Accepted]:
+        """Take answers for calls that wait; the reply goes on when none is left.
+
+        Args:
+            tenant: Whose session.
+            session_id: The session.
+            call_ids: The calls that are answered, each once.
+            tell: Makes the event that tells the answers, of the reply's id and the calls in that order.
+                What it raises is raised here, and nothing is changed.
+            once: Makes a repeated request harmless.
+
+        Raises:
+            NotFound: There is no such session.
+            Conflict: A call does not wait, or no longer.
+        """
+        ...
+
     async def interrupt(self, tenant: str, session_id: str) -> str | None:
         """Ask that the reply which is written now, or comes next, be stopped.
 
@@ -265,10 +348,12 @@ class Position:
     Attributes:
         last_seq: Number of its newest event.
         interrupt: The reply that somebody asked to stop; `""` for none.
+        withdraw: Whether what it wrote is to be taken back.
     """
 
     last_seq: int
     interrupt: str
+    withdraw: bool
 
 
 class EventLog(Protocol):

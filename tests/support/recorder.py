@@ -1,13 +1,14 @@
 """A journal that keeps its events, and dies after as many of them as a test says."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from app.core.apply import Standing, apply
-from app.core.events import Event, MessageReceivedEvent
+from app.core.events import Event, MessageReceivedEvent, ReplyEndEvent
 from app.core.messages import Msg
+from app.core.records import PendingCall
 from app.core.specs import ContextConfig, InjectionConfig
 from app.core.state import AgentState
 from app.engine.equipment import Equipment
@@ -30,12 +31,35 @@ class Recorder:
     surroundings: dict[str, str] = field(default_factory=dict)
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    withdrawing: bool = False
+    parked: bool = False
+    steering: list[Msg] = field(default_factory=list)
 
     def emit(self, event: Event) -> None:
         if self.dies_after is not None and len(self.events) >= self.dies_after:
             raise Died
         apply(self.standing, event)
         self.events.append(event)
+
+    def park(self, event: Event, calls: Sequence[PendingCall]) -> None:
+        self.emit(event)
+        self.parked = True
+
+    async def end(self, event: ReplyEndEvent) -> bool:
+        if self.steering:
+            return False
+        self.emit(event)
+        return True
+
+    async def inputs(self) -> Sequence[Msg]:
+        messages, self.steering = self.steering, []
+        for message in messages:
+            received = MessageReceivedEvent(
+                reply_id=self.standing.state.reply_id, message=message
+            )
+            apply(self.standing, received)
+            self.events.append(received)
+        return messages
 
     async def settle(self) -> None:
         await asyncio.sleep(0)

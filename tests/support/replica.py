@@ -34,11 +34,11 @@ class Replica:
         self.log = PostgresEventLog(database)
         self.wakeups = Wakeups(self.log)
         self.logs = Logs(self.log, self.wakeups)
-        self.store = PostgresReplies(database)
+        self.leases: Leases = PostgresLeases(database)
+        self.store = PostgresReplies(database, PostgresLeases(database))
         self.replies = Replies(self.store, self.logs, self.wakeups, clock=utc_now, new_id=new_id)
         self.sessions = PostgresSessions(database)
         self.agents = PostgresAgents(database)
-        self.leases: Leases = PostgresLeases(database)
 
     def worker(self, model: ChatModel, *tools: Tool, ttl: float = 20, capacity: int = 50) -> Worker:
         def equip(agent: Agent) -> Equipment:

@@ -118,6 +118,10 @@ class Database:
         rows = await self.all(statement, parameters)
         return rows[0] if rows else None
 
+    async def one(self, statement: str, parameters: Parameters) -> Row:
+        """Run one statement that always has a row as its own transaction, and return the row."""
+        return (await self.all(statement, parameters))[0]
+
     async def run(self, statement: str, parameters: Parameters) -> int:
         """Run one statement as its own transaction and return how many rows it changed."""
         with _trouble_is_unavailable():
@@ -166,6 +170,10 @@ class Database:
                         server_settings={} if self.pooler else SERVER_SETTINGS,
                     )
         return self._pool
+
+
+Executor: TypeAlias = Transaction | Database
+"""Where a statement can be run: in a transaction, or as one of its own."""
 
 
 def moment(value: datetime) -> str:

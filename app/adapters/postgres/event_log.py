@@ -15,7 +15,7 @@ SELECT seq, type, reply_id, data::text AS data FROM events
 WHERE session_id = :id AND seq > :after ORDER BY seq LIMIT :limit
 """
 _POSITIONS = """
-SELECT id, next_seq - 1 AS last, interrupt FROM sessions WHERE id = ANY(CAST(:ids AS text[]))
+SELECT id, next_seq - 1 AS last, interrupt, withdraw FROM sessions WHERE id = ANY(CAST(:ids AS text[]))
 """
 
 
@@ -40,4 +40,4 @@ class PostgresEventLog:
     async def positions(self, session_ids: Sequence[str]) -> dict[str, Position]:
         """Say how far each of these sessions is; one that is deleted is left out."""
         rows = await self._database.all(_POSITIONS, {"ids": list(session_ids)})
-        return {row.id: Position(row.last, row.interrupt) for row in rows}
+        return {row.id: Position(row.last, row.interrupt, row.withdraw) for row in rows}

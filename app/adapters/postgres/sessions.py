@@ -19,14 +19,16 @@ from app.adapters.postgres.paging import page, read_cursor, read_number
 from app.core.errors import NotFound, SessionBusy, VersionMismatch
 from app.core.events import StateUpdatedEvent
 from app.core.messages import Msg, Usage
-from app.core.records import Environment, Session, SessionStatus
+from app.core.records import Environment, PendingCall, Session, SessionStatus
 from app.core.state import AgentState
 from app.ports.stores import Made, NewSession, Once, Page, SessionChange, SessionFilter
 
 _COLUMNS = """
 s.id, s.agent_id, s.agent_version, s.title, s.metadata::text AS metadata, s.user_id, s.reply_id,
-s.queued, s.next_seq, s.state_version, s.input_tokens, s.output_tokens, s.cache_input_tokens,
-s.cache_creation_input_tokens, s.created_at, s.updated_at
+s.queued, s.pending, s.next_seq, s.state_version, s.input_tokens, s.output_tokens, s.cache_input_tokens,
+s.cache_creation_input_tokens, s.created_at, s.updated_at,
+CASE WHEN s.pending > 0 THEN (SELECT json_agg(p.data ORDER BY p.at, p.pos)::text FROM pending_calls p
+  WHERE p.session_id = s.id AND p.reply_id = s.reply_id) END AS waiting
 """
 _INSERT = f"""
 INSERT INTO sessions AS s (id, tenant_id, user_id, agent_id, agent_version, title, metadata,
@@ -47,7 +49,8 @@ WHERE s.tenant_id = :tenant
   AND (CAST(:after AS timestamptz) IS NULL OR s.created_at >= :after)
   AND (CAST(:before AS timestamptz) IS NULL OR s.created_at < :before)
   AND (CAST(:status AS text) IS NULL OR :status =
-    CASE WHEN s.reply_id IS NOT NULL THEN 'running' WHEN s.queued > 0 THEN 'queued' ELSE 'idle' END)
+    CASE WHEN s.pending > 0 THEN 'awaiting' WHEN s.reply_id IS NOT NULL THEN 'running'
+      WHEN s.queued > 0 THEN 'queued' ELSE 'idle' END)
 ORDER BY s.id DESC LIMIT :limit
 """
 _CHANGE = f"""
@@ -61,7 +64,7 @@ _DELETE = "DELETE FROM sessions WHERE id = :id AND tenant_id = :tenant"
 # the session went seen.
 _DELETE_PARTS = [
     f"DELETE FROM {table} WHERE session_id = :id"
-    for table in ("blocks", "messages", "events", "replies")
+    for table in ("blocks", "messages", "events", "replies", "inputs", "pending_calls")
 ]
 _HEAD = """
 SELECT head::text AS head, state_version, context_from FROM sessions
@@ -309,6 +312,7 @@ def no_session(session_id: str) -> NotFound:
 def session_of(row: Row) -> Session:
     """Make a snapshot of a row."""
     status: SessionStatus = "running" if row.reply_id else "queued" if row.queued else "idle"
+    waiting = [PendingCall.model_validate(each).call for each in orjson.loads(row.waiting or "[]")]
     return Session.model_construct(
         id=row.id,
         agent_id=row.agent_id,
@@ -316,12 +320,12 @@ def session_of(row: Row) -> Session:
         title=row.title,
         metadata=orjson.loads(row.metadata),
         user_id=row.user_id,
-        status=status,
+        status="awaiting" if row.pending else status,
         reply_id=row.reply_id,
         queued=row.queued,
         last_seq=row.next_seq - 1,
         state_version=row.state_version,
-        pending_tool_calls=[],
+        pending_tool_calls=waiting,
         usage=usage_of(row),
         created_at=moment(row.created_at),
         updated_at=moment(row.updated_at),

@@ -93,13 +93,20 @@ sessions = Table(
     Column("head", JSON, nullable=False),
     Column("head_seq", BigInteger, nullable=False, server_default=_zero),
     Column("answered", Boolean, nullable=False, server_default=text("false")),
+    # What is known of unfinished tool calls beyond their blocks; null for nothing.
+    Column("calls", JSON),
     Column("state_version", BigInteger, nullable=False, server_default=_zero),
     Column("context_from", BigInteger, nullable=False, server_default=_zero),
-    # What it is doing: the reply that runs, how many wait, and what somebody asked to stop.
+    # What it is doing: the reply that runs, how many wait, what somebody asked to stop and whether
+    # what it wrote is to be taken back, how many calls wait for somebody outside, and how many messages
+    # wait to join the reply.
     Column("reply_id", Text),
     Column("attempts", Integer, nullable=False, server_default=_zero),
     Column("queued", Integer, nullable=False, server_default=_zero),
     Column("interrupt", Text, nullable=False, server_default=text("''")),
+    Column("withdraw", Boolean, nullable=False, server_default=text("false")),
+    Column("pending", Integer, nullable=False, server_default=_zero),
+    Column("inputs", Integer, nullable=False, server_default=_zero),
     Column("input_tokens", BigInteger, nullable=False, server_default=_zero),
     Column("output_tokens", BigInteger, nullable=False, server_default=_zero),
     Column("cache_input_tokens", BigInteger, nullable=False, server_default=_zero),
@@ -107,13 +114,17 @@ sessions = Table(
     _time("created_at"),
     _time("updated_at"),
     CheckConstraint("queued >= 0", name="queued"),
+    CheckConstraint("pending >= 0", name="pending"),
+    CheckConstraint("inputs >= 0", name="inputs"),
     Index("ix_sessions_tenant_id_id", "tenant_id", "id"),
     Index("ix_sessions_agent_id", "agent_id"),
     Index("ix_sessions_metadata", "metadata", postgresql_using="gin"),
     Index(
         "ix_sessions_work",
         "id",
-        postgresql_where=text("queued > 0 OR reply_id IS NOT NULL"),
+        postgresql_where=text(
+            "(queued > 0 AND reply_id IS NULL) OR (reply_id IS NOT NULL AND pending = 0)"
+        ),
     ),
     # Half-empty pages keep the frequent lease and counter updates within the page (HOT).
     postgresql_with={"fillfactor": "50"},
@@ -174,6 +185,8 @@ replies = Table(
     Column("context", JSON),
     # The version of the agent that writes it, from its beginning to its end.
     Column("agent_version", Integer),
+    # The plan when it began, to go back to; null for none.
+    Column("tasks", JSON),
     Column("status", Text, nullable=False, server_default=text("'queued'")),
     Column("finished_reason", Text),
     Column("error", JSON),
@@ -186,6 +199,33 @@ replies = Table(
     _time("finished_at", default=False),
     UniqueConstraint("session_id", "seq"),
     Index("ix_replies_queue", "session_id", "seq", postgresql_where=text("status = 'queued'")),
+)
+
+# Messages that wait to join a reply.
+inputs = Table(
+    "inputs",
+    metadata,
+    Column("session_id", Text, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("reply_id", Text, nullable=False),
+    Column("message_id", Text, nullable=False),
+    Column("message", JSON, nullable=False),
+    PrimaryKeyConstraint("session_id", "seq"),
+)
+
+# Calls that wait for a person, or for somebody else to execute them.
+pending_calls = Table(
+    "pending_calls",
+    metadata,
+    Column("session_id", Text, nullable=False),
+    Column("reply_id", Text, nullable=False),
+    Column("call_id", Text, nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("pos", Integer, nullable=False),
+    Column("data", JSON, nullable=False),
+    _time("at"),
+    PrimaryKeyConstraint("session_id", "reply_id", "call_id"),
 )
 
 idempotency_keys = Table(

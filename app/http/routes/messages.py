@@ -51,8 +51,12 @@ async def send(
     It is answered whether or not you wait: a client that goes away cancels nothing.
 
     - `Accept: application/json`: 202 as soon as it is committed. With `Prefer: wait=N` the final
-      message, or the 202 when the time is up.
-    - `Accept: text/event-stream`: the events of the reply, until its `REPLY_END`.
+      message, or the 202 when the time is up or the reply waits for somebody.
+    - `Accept: text/event-stream`: the events of the reply, until its `REPLY_END` or until it waits for
+      somebody.
+
+    While a reply is being written or waits, `on_busy` says what happens. A message that steers has the
+    `reply_id` of the reply that it joins; if none is there to be joined, it is answered in its turn.
     """
     said = Said(
         name=message.name,
@@ -73,6 +77,8 @@ async def send(
         if final is not None:
             headers["Preference-Applied"] = f"wait={int(patience.total_seconds())}"
             return JSONResponse(final.model_dump(mode="json"), 200, headers)
+        reply = await engine.reply_store.get(caller.tenant, session_id, accepted.reply_id)
+        accepted = accepted.model_copy(update={"status": reply.status})
     return JSONResponse(accepted.model_dump(mode="json"), 202, headers)
 
 
