@@ -121,9 +121,7 @@ async def engine(settings: Settings) -> AsyncGenerator[Engine, None]:
             agents=PostgresAgents(reached),
             sessions=PostgresSessions(reached),
             reply_store=store,
-            replies=Replies(
-                store, logs, wakeups, clock=utc_now, new_id=new_id, worker=worker
-            ),
+            replies=Replies(store, logs, wakeups, clock=utc_now, new_id=new_id, worker=worker),
             logs=logs,
             wakeups=wakeups,
             tools={

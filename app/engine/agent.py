@@ -201,7 +201,7 @@ class _MemoryJournal:
         apply(self.standing, event)
         self.events.put_nowait(event)
 
-    def park(self, event: Event, calls: Sequence[PendingCall]) -> None:
+    def park(self, event: Event, calls: Sequence[PendingCall]) -> None:  # noqa: ARG002 - the event tells them
         self.emit(event)
         self.parked = True
 

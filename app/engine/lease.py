@@ -214,12 +214,11 @@ class LeasedJournal:
         """Let the reply begin to wait for calls: with what is recorded next the session is let go."""
         self.emit(event)
         transitions = self._pending.transitions
-        parked = Parked(self.standing.state.reply_id, calls)
-        if transitions and isinstance(transitions[-1], Parked):
-            earlier = transitions.pop()
-            assert isinstance(earlier, Parked)
-            parked = Parked(parked.reply_id, [*earlier.calls, *calls])
-        transitions.append(parked)
+        waiting = list(calls)
+        if transitions and isinstance(earlier := transitions[-1], Parked):
+            waiting = [*earlier.calls, *calls]
+            transitions.pop()
+        transitions.append(Parked(self.standing.state.reply_id, waiting))
 
     def go_on(self, reply_id: str) -> None:
         """Record with what comes next that a reply which waited goes on."""
@@ -341,8 +340,8 @@ class LeasedJournal:
                 await asyncio.sleep(RETRY_SECONDS)
         self._confirmed = True
         self._wanted = appended.wanted
-        if appended.refused:
-            self._reopen(pending)
+        if appended.refused and self._before_end is not None:
+            self._reopen(pending, self._before_end)
         else:
             self._take_in(pending, drafts, appended)
         self.stop(appended.wanted.interrupt, withdraw=appended.wanted.withdraw)
@@ -360,11 +359,10 @@ class LeasedJournal:
             ]
             self._wakeups.appended(self._lease.session_id, entries)
 
-    def _reopen(self, refused: _Pending) -> None:
+    def _reopen(self, refused: _Pending, before: "_BeforeEnd") -> None:
         """Let the end of the reply not have happened; what came before it is written again."""
-        assert self._before_end is not None
         self._refused = True
-        self._before_end.restore(self.standing)
+        before.restore(self.standing)
         again = _Pending(
             events=refused.events[:-1],
             transitions=[each for each in refused.transitions if not isinstance(each, Ended)],

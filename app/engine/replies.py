@@ -18,7 +18,6 @@ from app.ports.leases import Queued
 from app.ports.stores import Made, OnBusy, Once, Submission, Submitted
 from app.ports.stores import Replies as RepliesStore
 
-
 _LAST = {"REPLY_END", "REQUIRE_USER_CONFIRM", "REQUIRE_EXTERNAL_EXECUTION"}
 """Events behind which a reply says nothing more, for good or until somebody answers."""
 

@@ -128,8 +128,6 @@ async def _step(bench: Bench, meter: Meter) -> "_Then":
         return _End("interrupted")
     if isinstance(step, CallModel | Finish) and await _join_inputs(bench):
         return "go on"
-    gate = _Gate(journal)
-    behind = replace(bench, journal=gate)
     match step:
         case Finish(reason):
             return _End("interrupted" if journal.interrupted.is_set() else reason)
@@ -139,6 +137,15 @@ async def _step(bench: Bench, meter: Meter) -> "_Then":
         case _ if journal.draining.is_set():
             await journal.settle()
             return "leave"
+        case _:
+            return await _act(bench, meter, step)
+
+
+async def _act(bench: Bench, meter: Meter, step: RunTools | CallModel) -> "_Then":
+    """Run tools or ask the model, unless the reply is interrupted meanwhile."""
+    gate = _Gate(bench.journal)
+    behind = replace(bench, journal=gate)
+    match step:
         case RunTools(calls):
             work = run_calls(behind, calls)
         case CallModel(last):

@@ -109,9 +109,7 @@ class Wakeups:
                 del self._watches[session_id]
 
     @contextmanager
-    def running(
-        self, session_id: str, on_interrupt: OnInterrupt
-    ) -> Generator[None, None, None]:
+    def running(self, session_id: str, on_interrupt: OnInterrupt) -> Generator[None, None, None]:
         """Be told, while a session's reply is written here, of what somebody asks to stop."""
         self._running[session_id] = on_interrupt
         try:

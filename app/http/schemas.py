@@ -142,9 +142,10 @@ class NewToolResult(Value):
     """The result of a call that the client executed."""
 
     tool_call_id: CallId
-    output: Annotated[str, StringConstraints(max_length=MOST_TEXT)] | Annotated[
-        list[Content], Field(max_length=256)
-    ]
+    output: (
+        Annotated[str, StringConstraints(max_length=MOST_TEXT)]
+        | Annotated[list[Content], Field(max_length=256)]
+    )
     """Text, or a list of text and data blocks."""
     state: Literal["success", "error"] = "success"
 

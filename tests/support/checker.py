@@ -34,6 +34,7 @@ async def violations(database: Database, session_id: str) -> list[str]:
     folded = fold((decode(row.data) for row in rows), AgentState(session_id=session_id)).state
     found += _differences(folded, state)
     found += _pairs(state)
+    found += _forgotten(rows, state)
     replies = await database.all(
         "SELECT id, status, finished_reason FROM replies WHERE session_id = :id",
         {"id": session_id},
@@ -46,7 +47,8 @@ def _terminal(rows: Any, *, idle: bool) -> list[str]:
     found: list[str] = []
     started = Counter(row.reply_id for row in rows if row.type == "REPLY_START")
     ended = Counter(row.reply_id for row in rows if row.type == "REPLY_END")
-    asked = [row.reply_id for row in rows if row.type == "MESSAGE_RECEIVED"]
+    # A message that steers is received by the reply that it joins.
+    asked = list(dict.fromkeys(row.reply_id for row in rows if row.type == "MESSAGE_RECEIVED"))
     for reply_id in asked:
         if started[reply_id] != 1 or (idle and ended[reply_id] != 1):
             found.append(
@@ -70,6 +72,19 @@ def _differences(folded: AgentState, stored: AgentState) -> list[str]:
     one, two = json.loads(folded.model_dump_json()), json.loads(stored.model_dump_json())
     return [
         f"5: {key} of the log differs from the stored one" for key in one if one[key] != two[key]
+    ]
+
+
+def _forgotten(rows: Any, state: AgentState) -> list[str]:
+    """Messages that were accepted and are not in the conversation, unless it was replaced."""
+    events = [decode(row.data) for row in rows]
+    if any(event.type == "STATE_UPDATED" and event.part == "state" for event in events):
+        return []
+    kept = Counter(message.id for message in state.context if message.role == "user")
+    return [
+        f"3: message {event.message.id} is in the conversation {kept[event.message.id]} times"
+        for event in events
+        if event.type == "MESSAGE_RECEIVED" and kept[event.message.id] != 1
     ]
 
 

@@ -54,9 +54,7 @@ class Recorder:
     async def inputs(self) -> Sequence[Msg]:
         messages, self.steering = self.steering, []
         for message in messages:
-            received = MessageReceivedEvent(
-                reply_id=self.standing.state.reply_id, message=message
-            )
+            received = MessageReceivedEvent(reply_id=self.standing.state.reply_id, message=message)
             apply(self.standing, received)
             self.events.append(received)
         return messages

@@ -9,6 +9,7 @@ from app.adapters.postgres.event_log import PostgresEventLog
 from app.adapters.postgres.leases import PostgresLeases
 from app.adapters.postgres.replies import PostgresReplies
 from app.adapters.postgres.sessions import PostgresSessions
+from app.core.events import Event, decode
 from app.core.messages import TextBlock
 from app.core.records import Accepted, Agent
 from app.core.specs import AgentSpec
@@ -19,8 +20,8 @@ from app.engine.replies import Replies, Said
 from app.engine.wakeups import Wakeups
 from app.engine.worker import Worker
 from app.ports.leases import Leases
-from app.ports.models import ChatModel
-from app.ports.stores import NewSession
+from app.ports.models import ChatModel, ToolSchema
+from app.ports.stores import NewSession, OnBusy
 from app.ports.tools import Tool
 
 TENANT = "default"
@@ -50,6 +51,11 @@ class Replica:
                 injection=agent.injection,
                 context=agent.context,
                 max_iters=agent.react.max_iters,
+                external={
+                    tool.name: ToolSchema(tool.name, tool.description, tool.parameters)
+                    for tool in agent.tools.external
+                },
+                asks={name: agent.decisions(name) for name in agent.interrupt_on},
             )
 
         return Worker(
@@ -71,13 +77,19 @@ class Replica:
         new = NewSession(used.id, follow, "", {}, None, {}, None)
         return (await self.sessions.create(TENANT, new_id("ses"), new, once=None)).value.id
 
-    async def send(self, session: str, text: str = "hi") -> Accepted:
-        said = Said("user", [TextBlock(text=text)], "enqueue", {}, None)
+    async def send(
+        self, session: str, text: str = "hi", *, on_busy: OnBusy = "enqueue"
+    ) -> Accepted:
+        said = Said("user", [TextBlock(text=text)], on_busy, {}, None)
         return (await self.replies.submit(TENANT, session, said, once=None)).value
+
+    async def log_of(self, session: str) -> list[Event]:
+        entries = await self.log.read(session, after=0, limit=100_000)
+        return [decode(entry.data) for entry in entries]
 
     async def row(self, session: str) -> Any:
         return await self.database.first(
-            "SELECT epoch, queued, reply_id, interrupt, attempts, "
+            "SELECT epoch, queued, reply_id, interrupt, withdraw, attempts, inputs, pending, owner, "
             "lease_until > clock_timestamp() AS held FROM sessions WHERE id = :id",
             {"id": session},
         )

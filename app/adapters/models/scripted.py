@@ -30,6 +30,7 @@ HELP = """Say one of these words, and I do what stands behind it:
 - plan …: create three tasks in parallel, begin the first, and leave them open
 - work: list the tasks, complete the next open one and begin the one after it
 - fail: make the same failing call until the runtime tells me to stop
+- call NAME {...}: call the tool of that name with these arguments; several at once, if you like
 - where, time, what do you know: repeat what the runtime told me of my surroundings
 - think: show a thinking block before the answer
 - long N: say N words, at most 20,000
@@ -37,7 +38,8 @@ HELP = """Say one of these words, and I do what stands behind it:
 - help: say this"""
 
 _KEYWORD = re.compile(
-    r"\b(plan|work|fail|where|what do you know|time|think|long(?=\s+\d)|echo|help)\b",
+    r"\b(plan|work|fail|call(?=\s+[\w-]+\s*\{)|where|what do you know|time|think|long(?=\s+\d)"
+    r"|echo|help)\b",
     re.IGNORECASE,
 )
 _FIELD = re.compile(r"<([A-Za-z][A-Za-z0-9_-]*)>([^<]*)</\1>")
@@ -46,6 +48,8 @@ _TASK_LINE = re.compile(
     r"(?P<blocked>\[blocked by [^\]]*\])?"
 )
 _CREATED = re.compile(r"Task \(id=([^)]+)\) created")
+_CALL = re.compile(r"\s*([\w-]+)\s*(?=\{)")
+_decoder = json.JSONDecoder()
 _WORD = re.compile(r"\s*\S{1,64}|\s+")
 _OF_ITS_MOMENT = frozenset({"tasks", "context-length", "tool-error"})
 """Fields that say something of one moment only, and are not worth repeating later."""
@@ -62,6 +66,7 @@ class ScriptedModel:
     - `work`: `TaskList`, then `TaskUpdate` that completes the next open task and begins the one after
       it, then what is left.
     - `fail`: the same failing `TaskUpdate` call in up to three rounds, until a `<tool-error>` hint.
+    - `call NAME {…} NAME {…}`: these calls at once, then what they brought.
     - `where`, `time`, `what do you know`: repeats what the runtime's hints told it.
     - `think`: a thinking block before the answer.
     - `long N`: N words, at most 20,000.
@@ -156,6 +161,11 @@ class _Reading:
         """Return what the tool's successful calls since the user spoke brought, in their order."""
         results = [self._results.get(call.id) for call in self.calls(tool)]
         return [text_of(each.output) for each in results if each and each.state == "success"]
+
+    def brought(self, tool: str) -> list[str]:
+        """Return what the tool's calls since the user spoke brought, failures too."""
+        results = [self._results.get(call.id) for call in self.calls(tool)]
+        return [text_of(each.output) for each in results if each]
 
     def new_calls(self, *wanted: tuple[str, JsonObject]) -> tuple[_Call, ...]:
         """Make calls whose ids go on from the calls of the whole conversation."""
@@ -280,6 +290,32 @@ def _fail(reading: _Reading) -> _Answer:
     return _Answer(text, calls=reading.new_calls(_set(UNKNOWN_TASK, "completed")))
 
 
+def _call(reading: _Reading) -> _Answer:
+    wanted = _wanted_calls(reading.rest("call"))
+    names = list(dict.fromkeys(name for name, _ in wanted))
+    if any(reading.calls(name) for name in names):
+        brought = [f"- {name}: {text}" for name in names for text in reading.brought(name)]
+        return _Answer("This is what came back:\n" + "\n".join(brought))
+    if not wanted:
+        return _Answer(f"{reading.introduction} Behind the tool's name I need a JSON object.")
+    if obstacle := reading.obstacle(*names):
+        return _Answer(f"{reading.introduction} {obstacle}")
+    return _Answer(f"{reading.introduction} I call what you say.", calls=reading.new_calls(*wanted))
+
+
+def _wanted_calls(text: str) -> list[tuple[str, JsonObject]]:
+    """Read names of tools with their arguments, up to what is none."""
+    wanted: list[tuple[str, JsonObject]] = []
+    while found := _CALL.match(text):
+        try:
+            arguments, end = _decoder.raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            break
+        wanted.append((found[1], arguments))
+        text = text[end:]
+    return wanted
+
+
 def _tell(reading: _Reading) -> _Answer:
     known = reading.knowledge()
     if not known:
@@ -322,6 +358,7 @@ _SCRIPTS: dict[str, Callable[[_Reading], _Answer]] = {
     "plan": _plan,
     "work": _work,
     "fail": _fail,
+    "call": _call,
     "where": _tell,
     "time": _tell,
     "what do you know": _tell,

@@ -136,14 +136,16 @@ class PostgresReplies:
         taker: Taker | None = None,
     ) -> Submitted:
         """Accept a message: when this returns, it will be answered, whatever happens."""
-        done = _Done()
+        found, done = {"session": session_id, "tenant": tenant}, _Done()
 
         async def work(transaction: Transaction) -> Accepted:
-            return await self._submit(transaction, tenant, session_id, submission, taker, done)
+            return await self._submit(transaction, found, submission, taker=taker, done=done)
 
         if once is None and submission.on_busy in {"enqueue", "reject"}:
             # One statement is a transaction by itself.
-            made = Made(await self._submit(self._database, tenant, session_id, submission, taker, done))
+            made = Made(
+                await self._submit(self._database, found, submission, taker=taker, done=done)
+            )
         else:
             made = await happen_once(self._database, tenant, once, Accepted, work)
         claim = None
@@ -154,24 +156,24 @@ class PostgresReplies:
     async def _submit(
         self,
         on: Executor,
-        tenant: str,
-        session_id: str,
+        found: Mapping[str, str],
         submission: Submission,
+        *,
         taker: Taker | None,
         done: "_Done",
     ) -> Accepted:
-        found: dict[str, object] = {"session": session_id, "tenant": tenant}
         if submission.on_busy not in {"enqueue", "reject"}:
             row = await on.first(_LOCK, found)
             if row is None:
-                raise no_session(session_id)
+                raise no_session(found["session"])
             if submission.on_busy != "steer":
                 withdraw = submission.on_busy == "rollback"
                 done.stopped = await _stop(on, found, row, withdraw=withdraw) or ""
             elif row.reply_id is not None and row.interrupt != row.reply_id:
                 return await _steer(on, found, submission, row.reply_id)
         received = submission.received(submission.reply_id)
-        values = found | {
+        values: dict[str, object] = {
+            **found,
             "reject": submission.on_busy == "reject",
             "reply": submission.reply_id,
             "message": submission.message.model_dump_json(),
@@ -185,7 +187,7 @@ class PostgresReplies:
             values |= {"owner": taker.owner, "ttl": taker.ttl.total_seconds()}
             row = await on.first(_SUBMIT_AND_TAKE, values)
         if row is None:
-            raise await self._refusal(tenant, session_id)
+            raise await self._refusal(found["tenant"], found["session"])
         done.taken = row if row.taken else None
         return Accepted(
             reply_id=submission.reply_id,
@@ -340,9 +342,7 @@ async def _steer(
     )
 
 
-async def _tell(
-    on: Executor, names: Mapping[str, object], at: Row, event: Event
-) -> None:
+async def _tell(on: Executor, names: Mapping[str, object], at: Row, event: Event) -> None:
     """Append an event with a number that was just taken."""
     values = {
         **names,

@@ -415,3 +415,13 @@ async def test_a_plan_whose_calls_failed_is_not_said_to_stand():
     text = text_of(await pieces_of(Prompt(system="", context=context, tools=SCHEMAS)))
 
     assert "No task could be created" in text
+
+
+async def test_it_calls_the_tools_that_it_is_told_to() -> None:
+    asked = UserMsg("user", 'call Look {"at": "a"} Look {"at": "b"} and that is all')
+    prompt = Prompt("", [asked], [ToolSchema("Look", "", {"type": "object"})])
+    pieces = [piece async for piece in ScriptedModel().stream(prompt)]
+    calls = [piece for piece in pieces if isinstance(piece, ToolCallPiece)]
+
+    assert [piece.name for piece in calls if piece.name] == ["Look", "Look"]
+    assert "".join(piece.arguments for piece in calls) == '{"at": "a"}{"at": "b"}'
