@@ -121,6 +121,15 @@ class NewSession:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """How a session is copied: up to which message (all when None), and what people see of it."""
+
+    through_message_id: str | None
+    title: str
+    metadata: JsonObject
+
+
+@dataclass(frozen=True)
 class SessionFilter:
     """Which sessions to list; None means any."""
 
@@ -150,6 +159,17 @@ class Sessions(Protocol):
 
         Raises:
             NotFound: There is no such agent.
+        """
+        ...
+
+    async def fork(
+        self, tenant: str, session_id: str, new_id: str, copy: Copy, *, once: Once | None
+    ) -> Made[Session]:
+        """Begin a session with the conversation of another one, as of its last finished step.
+
+        Raises:
+            NotFound: There is no such session.
+            Invalid: Its history has no such message.
         """
         ...
 

@@ -16,12 +16,13 @@ from app.adapters.postgres.documents import (
 )
 from app.adapters.postgres.once import happen_once
 from app.adapters.postgres.paging import page, read_cursor, read_number
-from app.core.errors import NotFound, SessionBusy, VersionMismatch
+from app.core.errors import Invalid, NotFound, SessionBusy, VersionMismatch
 from app.core.events import StateUpdatedEvent
 from app.core.messages import Msg, Usage
 from app.core.records import Environment, PendingCall, Session, SessionStatus
-from app.core.state import AgentState
-from app.ports.stores import Made, NewSession, Once, Page, SessionChange, SessionFilter
+from app.core.repair import repair
+from app.core.state import AgentState, ReplyContext
+from app.ports.stores import Copy, Made, NewSession, Once, Page, SessionChange, SessionFilter
 
 _COLUMNS = """
 s.id, s.agent_id, s.agent_version, s.title, s.metadata::text AS metadata, s.user_id, s.reply_id,
@@ -38,6 +39,19 @@ SELECT :id, :tenant, :user, a.id, CASE WHEN :follow THEN NULL ELSE a.version END
 FROM agents a WHERE a.id = :agent AND a.tenant_id = :tenant AND NOT a.deleted
 RETURNING {_COLUMNS}
 """
+_FORK = f"""
+INSERT INTO sessions AS s (id, tenant_id, user_id, agent_id, agent_version, title, metadata,
+  environment, head)
+SELECT :new_id, tenant_id, user_id, agent_id, agent_version, :title, CAST(:metadata AS jsonb),
+  environment, CAST(:head AS json)
+FROM sessions WHERE id = :id
+RETURNING {_COLUMNS}
+"""
+_FORKED = """
+SELECT head::text AS head, context_from FROM sessions
+WHERE id = :id AND tenant_id = :tenant FOR SHARE
+"""
+_PLACE = "SELECT max(pos) AS pos FROM messages WHERE session_id = :id AND id = :message"
 _GET = f"SELECT {_COLUMNS} FROM sessions s WHERE s.id = :id AND s.tenant_id = :tenant"
 _PAGE = f"""
 SELECT {_COLUMNS} FROM sessions s
@@ -152,6 +166,40 @@ class PostgresSessions:
                 found = {"id": session_id, "tenant": tenant}
                 row = await transaction.one(_GET, found)
             return session_of(row)
+
+        return await happen_once(self._database, tenant, once, Session, work)
+
+    async def fork(
+        self, tenant: str, session_id: str, new_id: str, copy: Copy, *, once: Once | None
+    ) -> Made[Session]:
+        """Begin a session with the conversation of another one, as of its last finished step."""
+        found = {"id": session_id, "tenant": tenant}
+
+        async def work(transaction: Transaction) -> Session:
+            # Locked, so that no step is half in what is read.
+            row = await transaction.first(_FORKED, found)
+            if row is None:
+                raise no_session(session_id)
+            through: int | None = None
+            if copy.through_message_id is not None:
+                wanted = found | {"message": copy.through_message_id}
+                through = (await transaction.one(_PLACE, wanted)).pos
+                if through is None:
+                    raise Invalid(
+                        "The session's history has no such message.",
+                        errors=[("/through_message_id", "the id of a message of this session")],
+                    )
+            state = await _state_through(transaction, session_id, row, through)
+            state.session_id = new_id
+            values = found | {
+                "new_id": new_id,
+                "title": copy.title,
+                "metadata": orjson.dumps(copy.metadata).decode(),
+                "head": head_json(state),
+            }
+            await transaction.one(_FORK, values)
+            await _import(transaction, tenant, new_id, state)
+            return session_of(await transaction.one(_GET, {"id": new_id, "tenant": tenant}))
 
         return await happen_once(self._database, tenant, once, Session, work)
 
@@ -340,6 +388,24 @@ def usage_of(row: Row) -> Usage:
         cache_input_tokens=row.cache_input_tokens,
         cache_creation_input_tokens=row.cache_creation_input_tokens,
     )
+
+
+async def _state_through(
+    transaction: Transaction, session_id: str, row: Row, through: int | None
+) -> AgentState:
+    """Read a state up to a position of the history: whole, whatever was under way there.
+
+    What lies before the context is read as it was said, without the summary in its place.
+    """
+    is_older = through is not None and through < row.context_from
+    context = await read_context(transaction, session_id, start=0 if is_older else row.context_from)
+    kept = [msg for pos, msg in context.items() if through is None or pos <= through]
+    state = read_state(row.head, kept)
+    if is_older:
+        state.summary = ""
+    state.reply_context = ReplyContext()
+    repair(state)
+    return state
 
 
 async def _import(transaction: Transaction, tenant: str, session_id: str, state: AgentState) -> int:

@@ -17,7 +17,14 @@ from app.http.dependencies import (
     Idempotency,
     Limit,
 )
-from app.http.schemas import List, NewSession, SessionChange, check_environment, read_state
+from app.http.schemas import (
+    Fork,
+    List,
+    NewSession,
+    SessionChange,
+    check_environment,
+    read_state,
+)
 from app.ports import stores
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -79,6 +86,31 @@ async def page(
     )
     found = await engine.sessions.page(caller.tenant, which, limit=limit, cursor=cursor)
     return List(data=list(found.data), next_cursor=found.next_cursor)
+
+
+@router.post("/{session_id}/fork", status_code=201)
+async def fork(
+    session_id: str,
+    copy: Fork,
+    response: Response,
+    engine: EngineParts,
+    caller: CurrentCaller,
+    once: Idempotency,
+) -> Session:
+    """Begin a session with the conversation of this one, up to a message or whole.
+
+    The agent and its version, the live values and the plan are those of now. A reply that is being
+    written is copied as far as its finished steps; calls without a result get an `interrupted` one. The
+    session that is copied is not disturbed.
+    """
+    wanted = stores.Copy(copy.through_message_id, copy.title, copy.metadata)
+    made = await engine.sessions.fork(
+        caller.tenant, session_id, engine.new_id("ses"), wanted, once=once
+    )
+    response.headers["Location"] = f"/v1/sessions/{made.value.id}"
+    if made.replayed:
+        response.headers["Idempotency-Replayed"] = "true"
+    return made.value
 
 
 @router.get("/{session_id}")
