@@ -27,7 +27,7 @@ from tests.support.checker import TENANT, violations
 
 BEYOND_TTL_SECONDS = 10.0
 _BEGINS = re.compile(
-    r"\d{4}-\d\d-\d\dT\S+ |(?=Task )|(?=Bearings is at)|(?=Future )|(?=Exception in )|(?=Exception ignored)"
+    r"\d{4}-\d\d-\d\dT\S+ |(?=Task )|(?=Bearings is at)|(?=Future )|(?=Exception (in|ignored) )"
 )
 """How something said in a log begins; a traceback that follows belongs to it."""
 _RAISED = re.compile(r"[\w.]+(: |$)")
