@@ -1,6 +1,7 @@
 # make run    start the service (embedded Postgres, scripted demo model unless BEARINGS_MODEL says otherwise)
 # make test   the whole suite
 # make check  style, types, floors, migrations
+# make faults the long fault runs, a table at the end; ARGS="kill lose --seed 7" for a part
 # make bench  what it costs, against a bare proxy of the same model server
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test check format bench clean
+.PHONY: run test check format faults bench clean
 
 run: $(VENV)/.runtime
 	@$(BIN)/bearings serve
@@ -26,6 +27,9 @@ check: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format --quiet .
+
+faults: $(VENV)/.dev
+	$(BIN)/python -W ignore -m tests.faults $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench $(ARGS)

@@ -1,0 +1,1 @@
+"""Fault tests: traffic, a nemesis that breaks things, a history, and a checker that asks afterwards."""
