@@ -8,11 +8,14 @@ the variable a point costs one truth test. Fault tests set it; no operator shoul
 import os
 from collections.abc import Callable
 
-KINDS = ("start", "delta", "call", "result", "park", "end", "renew")
-"""What a write records: a reply's start, deltas, calls as started, results, a wait, its end, nothing."""
+KINDS = ("start", "delta", "call", "result", "park", "join", "end", "renew")
+"""What a write records: a reply's start, deltas, calls as started, results, a wait, a message that joins,
+its end, nothing."""
 FAILPOINTS = (
     "accept.before",
     "accept.after",
+    "answer.before",
+    "answer.after",
     "claim.after",
     "decide.after",
     *(f"append.{kind}.{when}" for kind in KINDS for when in ("before", "after")),
@@ -75,6 +78,11 @@ class Failpoints:
 
 
 _points = Failpoints(os.environ.get("BEARINGS_FAILPOINTS", ""))
+
+
+def armed() -> bool:
+    """Tell whether any point is: what names a point may cost something."""
+    return bool(_points)
 
 
 def failpoint(name: str) -> None:

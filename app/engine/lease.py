@@ -26,11 +26,13 @@ from app.core.events import (
     ThinkingBlockDeltaEvent,
     ToolCallDeltaEvent,
     ToolResultEndEvent,
+    ToolResultStartEvent,
     ToolResultTextDeltaEvent,
 )
 from app.core.messages import Block, Msg, Usage
 from app.core.records import Environment, LogEntry, PendingCall
 from app.core.specs import environment_text
+from app.engine.failpoints import armed, failpoint
 from app.engine.wakeups import Wakeups
 from app.ports.leases import (
     Appended,
@@ -327,10 +329,13 @@ class LeasedJournal:
         self._writing = bool(pending.events)
         drafts = [Draft(event.type, event.reply_id, event.encode()) for event in pending.events]
         batch = Batch(drafts, pending.checkpoint, pending.transitions, pending.usage)
+        kind = _kind(pending) if armed() else ""
         while True:
             sent = asyncio.get_running_loop().time()
             try:
+                failpoint(f"append.{kind}.before")
                 appended = await self._leases.append(self._lease, batch, ttl=self._ttl)
+                failpoint(f"append.{kind}.after")
                 break
             except NotSent:
                 await asyncio.sleep(RETRY_SECONDS)
@@ -482,6 +487,24 @@ class _BeforeEnd:
             standing.received[self.reply_id] = self.received
         if self.tail is not None:
             standing.state.context[-1] = self.tail
+
+
+def _kind(pending: _Pending) -> str:
+    """Name what a write records by the weightiest thing in it, for fail points."""
+    kinds = {type(each) for each in pending.transitions}
+    if Ended in kinds:
+        return "end"
+    if Parked in kinds:
+        return "park"
+    if Joined in kinds:
+        return "join"
+    if Started in kinds:
+        return "start"
+    if any(isinstance(each, ToolResultEndEvent) for each in pending.events):
+        return "result"
+    if any(isinstance(each, ToolResultStartEvent) for each in pending.events):
+        return "call"
+    return "delta" if pending.events else "renew"
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -11,6 +11,7 @@ from app.core.records import Accepted, LogEntry
 from app.core.values import JsonObject
 from app.engine.answers import Answers
 from app.engine.event_log import Logs
+from app.engine.failpoints import failpoint
 from app.engine.ids import Clock, NewId, timestamp
 from app.engine.wakeups import Wakeups
 from app.engine.worker import Worker
@@ -85,6 +86,7 @@ class Replies:
         submission = self._submission(said)
         taker = None if self._worker is None else self._worker.offer(session_id)
         sent = asyncio.get_running_loop().time()
+        failpoint("accept.before")
         try:
             submitted = await self._store.submit(
                 tenant, session_id, submission, once=once, taker=taker
@@ -94,6 +96,7 @@ class Replies:
                 # Perhaps it was taken all the same, and nobody would serve it until the lease ends.
                 self._worker.abandon(session_id, taker.owner)
             raise
+        failpoint("accept.after")
         made = submitted.made
         if not made.replayed:
             self._tell(session_id, submission, submitted)
@@ -156,6 +159,7 @@ class Replies:
             Invalid: A decision is not allowed for its call.
         """
         now = timestamp(self._clock())
+        failpoint("answer.before")
         made = await self._store.answer(
             tenant,
             session_id,
@@ -163,6 +167,7 @@ class Replies:
             lambda reply_id, calls: answers.event(reply_id, calls, now=now),
             once=once,
         )
+        failpoint("answer.after")
         if not made.replayed:
             self._wakeups.grown(session_id)
         self._wakeups.call_worker(session_id)

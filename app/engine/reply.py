@@ -20,6 +20,7 @@ from app.core.messages import ErrorInfo, FinishedReason, Msg, ToolCallBlock
 from app.core.records import PendingCall
 from app.core.state import TasksContext
 from app.engine.equipment import Meter
+from app.engine.failpoints import failpoint
 from app.engine.journal import Journal
 from app.engine.model_calls import call_model, end_model_call
 from app.engine.tool_calls import INTERRUPTED, LOST, Bench, ask, close_call, run_calls
@@ -124,6 +125,7 @@ async def _step(bench: Bench, meter: Meter) -> "_Then":
     """Take one step, and say what comes then: another one, an end, or nothing here and now."""
     journal = bench.journal
     step = decide(journal.standing, max_iters=bench.equipment.max_iters)
+    failpoint("decide.after")
     if journal.interrupted.is_set() and not isinstance(step, Finish):
         return _End("interrupted")
     if isinstance(step, CallModel | Finish) and await _join_inputs(bench):

@@ -15,6 +15,7 @@ from app.core.errors import BearingsError
 from app.core.events import MessageReceivedEvent
 from app.core.records import Agent
 from app.engine.equipment import Equipment, Meter
+from app.engine.failpoints import failpoint
 from app.engine.ids import Clock, NewId
 from app.engine.lease import LeasedJournal
 from app.engine.reply import NO_TASKS, resume_reply, write_reply
@@ -163,6 +164,7 @@ class Worker:
         )
         if claim is None:
             return False
+        failpoint("claim.after")
         self._begin(self._serve(claim, None, since=sent))
         return True
 
@@ -325,6 +327,7 @@ class Worker:
         """
         again = claim.attempts - 1 if failed else 0
         pause = timedelta(seconds=min(2.0**again, LONGEST_PAUSE_SECONDS) if again > 0 else 0)
+        failpoint("release.before")
         with suppress(BearingsError):
             await self._leases.release(claim.lease, pause=pause)
             if not pause:
