@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 
 KINDS = ("start", "delta", "call", "result", "park", "join", "end", "renew")
-"""What a write records: a reply's start, deltas, calls as started, results, a wait, a message that joins,
-its end, nothing."""
+"""What a write records: a reply's start, deltas, calls as started, results, a wait, a message that
+joins, its end, nothing."""
 FAILPOINTS = (
     "accept.before",
     "accept.after",

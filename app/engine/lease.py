@@ -1,13 +1,12 @@
 """Holds a session: records what happens under its fence, and notices when the session is lost."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import TypeAlias
 
-from app.core.apply import Calls, OpenResult, Standing, apply
+from app.core.apply import Calls, Standing, apply
 from app.core.errors import BearingsError, NotSent, Unavailable
 from app.core.events import (
     Event,
@@ -22,17 +21,13 @@ from app.core.events import (
     RequireExternalExecutionEvent,
     RequireUserConfirmEvent,
     StateUpdatedEvent,
-    TextBlockDeltaEvent,
-    ThinkingBlockDeltaEvent,
-    ToolCallDeltaEvent,
     ToolResultEndEvent,
-    ToolResultStartEvent,
-    ToolResultTextDeltaEvent,
 )
-from app.core.messages import Block, Msg, Usage
+from app.core.messages import Msg, Usage
 from app.core.records import Environment, LogEntry, PendingCall
 from app.core.specs import environment_text
 from app.engine.failpoints import armed, failpoint
+from app.engine.unwritten import BeforeEnd, Pending, Saved, kind_of
 from app.engine.wakeups import Wakeups
 from app.ports.leases import (
     Appended,
@@ -48,12 +43,8 @@ from app.ports.leases import (
     Parked,
     Started,
     StoredMessage,
-    Transition,
 )
 
-_Delta: TypeAlias = (
-    TextBlockDeltaEvent | ThinkingBlockDeltaEvent | ToolCallDeltaEvent | ToolResultTextDeltaEvent
-)
 _BORDERS = (
     ReplyStartEvent,
     HintBlockEvent,
@@ -73,59 +64,6 @@ _PREAMBLE = (ReplyStartEvent, HintBlockEvent, ModelCallStartEvent)
 RETRY_SECONDS = 0.2
 LINGER_SECONDS = 0.005
 """How long a preamble waits for the model's first word, to be one write with it."""
-MOST_JOINED = 65_536
-"""Characters of a delta beyond which nothing more is joined to it."""
-
-
-@dataclass
-class _Pending:
-    """What waits to be written, in order."""
-
-    events: list[Event] = field(default_factory=list[Event])
-    checkpoint: Checkpoint | None = None
-    transitions: list[Transition] = field(default_factory=list[Transition])
-    usage: Usage | None = None
-    _delta: _Delta | None = None
-    _parts: list[str] = field(default_factory=list[str])
-    _size: int = 0
-
-    def add(self, event: Event) -> None:
-        """Take an event in; a delta of the block that the last one is of becomes one with it."""
-        if isinstance(event, _Delta):
-            if self._delta is not None and _continues(self._delta, event):
-                self._parts.append(event.delta)
-                self._size += len(event.delta)
-                if self._size > MOST_JOINED:
-                    self.whole()
-                return
-            self.whole()
-            self._delta, self._parts, self._size = event, [event.delta], len(event.delta)
-        else:
-            self.whole()
-        self.events.append(event)
-
-    def whole(self) -> None:
-        """Make the last delta say everything that was joined to it."""
-        if self._delta is not None and len(self._parts) > 1:
-            said = "".join(self._parts)
-            self.events[-1] = self._delta.model_copy(update={"delta": said})
-        self._delta = None
-
-
-def _continues(last: _Delta, event: _Delta) -> bool:
-    match last, event:
-        case (TextBlockDeltaEvent(), TextBlockDeltaEvent()) | (
-            ThinkingBlockDeltaEvent(),
-            ThinkingBlockDeltaEvent(),
-        ):
-            return last.block_id == event.block_id
-        case (ToolCallDeltaEvent(), ToolCallDeltaEvent()) | (
-            ToolResultTextDeltaEvent(),
-            ToolResultTextDeltaEvent(),
-        ):
-            return last.tool_call_id == event.tool_call_id
-        case _:
-            return False
 
 
 class LeasedJournal:
@@ -175,14 +113,14 @@ class LeasedJournal:
         self._environment_version = claim.wanted.environment_version
         self._wanted = claim.wanted
         self._base_pos = loaded.base_pos
-        self._saved = _Saved.of(loaded.standing)
+        self._saved = Saved.of(loaded.standing)
         self._to_stop = ("", False)
         self._confirmed = False
         self._refused = False
         self._withdrawn = False
         self._spent: Usage | None = None
-        self._before_end: _BeforeEnd | None = None
-        self._pending = _Pending()
+        self._before_end: BeforeEnd | None = None
+        self._pending = Pending()
         self._something = asyncio.Event()
         self._urgent = asyncio.Event()
         self._written = asyncio.Event()
@@ -228,7 +166,7 @@ class LeasedJournal:
 
     async def end(self, event: ReplyEndEvent) -> bool:
         """Let the reply end, and wait until that is recorded; False when it has to go on."""
-        self._before_end = _BeforeEnd.of(self.standing, event.reply_id)
+        self._before_end = BeforeEnd.of(self.standing, event.reply_id)
         self._refused = False
         self.emit(event)
         await self.settle()
@@ -322,14 +260,14 @@ class LeasedJournal:
 
     async def _write(self) -> float:
         """Write what waits, and return when the write that succeeded was sent."""
-        pending = _Pending()
+        pending = Pending()
         if self._pending.events:
             pending, self._pending = self._pending, pending
         pending.whole()
         self._writing = bool(pending.events)
         drafts = [Draft(event.type, event.reply_id, event.encode()) for event in pending.events]
         batch = Batch(drafts, pending.checkpoint, pending.transitions, pending.usage)
-        kind = _kind(pending) if armed() else ""
+        kind = kind_of(pending) if armed() else ""
         while True:
             sent = asyncio.get_running_loop().time()
             try:
@@ -353,7 +291,7 @@ class LeasedJournal:
         self._writing = False
         return sent
 
-    def _take_in(self, pending: _Pending, drafts: Sequence[Draft], appended: Appended) -> None:
+    def _take_in(self, pending: Pending, drafts: Sequence[Draft], appended: Appended) -> None:
         self.checkpoints += pending.checkpoint is not None
         self.released = appended.released
         self.parked = any(isinstance(each, Parked) for each in pending.transitions)
@@ -364,11 +302,11 @@ class LeasedJournal:
             ]
             self._wakeups.appended(self._lease.session_id, entries)
 
-    def _reopen(self, refused: _Pending, before: "_BeforeEnd") -> None:
+    def _reopen(self, refused: Pending, before: "BeforeEnd") -> None:
         """Let the end of the reply not have happened; what came before it is written again."""
         self._refused = True
         before.restore(self.standing)
-        again = _Pending(
+        again = Pending(
             events=refused.events[:-1],
             transitions=[each for each in refused.transitions if not isinstance(each, Ended)],
         )
@@ -385,7 +323,7 @@ class LeasedJournal:
                 calls=self.standing.calls.model_copy(deep=True),
                 messages=messages,
             )
-        self._saved = _Saved.of(self.standing)
+        self._saved = Saved.of(self.standing)
         self._pending = again
         if again.events:
             self._something.set()
@@ -409,7 +347,7 @@ class LeasedJournal:
             if waiting is not None:
                 stored.blocks = waiting.blocks | stored.blocks
             messages[stored.pos] = stored
-        self._saved = _Saved.of(self.standing)
+        self._saved = Saved.of(self.standing)
         progress = isinstance(event, ModelCallEndEvent | ToolResultEndEvent | ReplyEndEvent)
         pending.checkpoint = Checkpoint(
             after=len(pending.events),
@@ -444,7 +382,7 @@ class LeasedJournal:
 
     def _rewritten(
         self, before: Sequence[Msg], messages: dict[int, StoredMessage], trims: dict[int, int]
-    ) -> "_Saved":
+    ) -> "Saved":
         """Have everything from the reply's first message on stored anew, as it is now."""
         context, reply_id = self.standing.state.context, self.standing.state.reply_id
         mine = [at for at, message in enumerate(before) if message.id == reply_id]
@@ -454,95 +392,10 @@ class LeasedJournal:
         for index in range(first, len(before)):
             left = len(context[index].content) if index < len(context) else -1
             trims[self._base_pos + index] = left
-        return _Saved(first, None, ())
-
-
-@dataclass(frozen=True)
-class _BeforeEnd:
-    """What the end of a reply changes in a standing, to be undone when the end is refused."""
-
-    tail: Msg | None
-    calls: Calls
-    received: list[Msg]
-    reply_id: str
-    results: dict[str, OpenResult]
-
-    @classmethod
-    def of(cls, standing: Standing, reply_id: str) -> "_BeforeEnd":
-        """Take down what is to be undone."""
-        return cls(
-            tail=standing.state.own_tail(standing.agent_name),
-            calls=standing.calls,
-            received=standing.received.get(reply_id, []),
-            reply_id=reply_id,
-            results=dict(standing.results),
-        )
-
-    def restore(self, standing: Standing) -> None:
-        """Undo it."""
-        standing.ended = False
-        standing.calls = self.calls
-        standing.results = self.results
-        if self.received:
-            standing.received[self.reply_id] = self.received
-        if self.tail is not None:
-            standing.state.context[-1] = self.tail
-
-
-def _kind(pending: _Pending) -> str:
-    """Name what a write records by the weightiest thing in it, for fail points."""
-    kinds = {type(each) for each in pending.transitions}
-    if Ended in kinds:
-        return "end"
-    if Parked in kinds:
-        return "park"
-    if Joined in kinds:
-        return "join"
-    if Started in kinds:
-        return "start"
-    if any(isinstance(each, ToolResultEndEvent) for each in pending.events):
-        return "result"
-    if any(isinstance(each, ToolResultStartEvent) for each in pending.events):
-        return "call"
-    return "delta" if pending.events else "renew"
+        return Saved(first, None, ())
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """The last message of a context as it is stored: it alone, and what comes behind it, may change."""
-
-    index: int
-    message: Msg | None
-    blocks: Sequence[Block]
-
-    @classmethod
-    def of(cls, standing: Standing) -> "_Saved":
-        """Take down the context's last message as it is now."""
-        context = standing.state.context
-        if not context:
-            return cls(0, None, ())
-        return cls(len(context) - 1, context[-1], list(context[-1].content))
-
-    def changes(self, context: Sequence[Msg], *, base_pos: int) -> Iterator[StoredMessage]:
-        """Say which messages and blocks are new or changed since.
-
-        Yields:
-            Each such message, with the blocks to write.
-        """
-        for index in range(self.index, len(context)):
-            message = context[index]
-            same = index == self.index and self.message is not None
-            known = self.blocks if same else ()
-            changed = {
-                at: block
-                for at, block in enumerate(message.content)
-                if at >= len(known) or known[at] is not block
-            }
-            if changed or not (same and message is self.message):
-                yield StoredMessage(base_pos + index, message, changed)
