@@ -5,7 +5,7 @@ import ipaddress
 import logging
 import random
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import cast
@@ -52,6 +52,7 @@ OPENAI_URL = "https://api.openai.com/v1"
 NOT_YET = "this release cannot do that yet; leave it out"
 NOT_PUBLIC = "not a public address; the operator allows others with BEARINGS_EGRESS_ALLOW"
 FORGET_EVERY = timedelta(hours=1)
+PRUNE_EVERY = timedelta(minutes=10)
 
 
 def check_settings(settings: Settings) -> None:
@@ -134,8 +135,11 @@ async def engine(settings: Settings) -> AsyncGenerator[Engine, None]:
         )
         chores = [
             asyncio.create_task(wakeups.poll()),
-            asyncio.create_task(_forget(reached)),
+            asyncio.create_task(_again(FORGET_EVERY, lambda: forget_old_keys(reached))),
         ]
+        if (age := settings.event_age) is not None:
+            prune = asyncio.create_task(_again(PRUNE_EVERY, lambda: event_log.prune(age)))
+            chores.append(prune)
 
         async def drain() -> None:
             await ending.wait()
@@ -340,13 +344,14 @@ async def _model_client() -> AsyncGenerator[httpx.AsyncClient, None]:
 _random = random.SystemRandom().random
 
 
-async def _forget(reached: Database) -> None:
+async def _again(pause: timedelta, chore: Callable[[], Awaitable[object]]) -> None:
+    """Do a chore for ever, about once in a while: replicas that start together do not collide."""
     while True:
-        await asyncio.sleep(FORGET_EVERY.total_seconds() * (0.5 + _random()))
+        await asyncio.sleep(pause.total_seconds() * (0.5 + _random()))
         try:
-            await forget_old_keys(reached)
-        except Exception as error:  # noqa: BLE001 - tried again in an hour
-            log.warning("old keys not forgotten", error=str(error))
+            await chore()
+        except Exception as error:  # noqa: BLE001 - it is tried again
+            log.warning("a chore failed", error=str(error))
 
 
 def configure_logging(settings: Settings) -> None:

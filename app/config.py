@@ -45,6 +45,10 @@ class Settings(BaseSettings):
     """Seconds after which the session of a dead replica is taken over."""
     drain_grace: float = Field(default=25, ge=0, le=600)
     """Seconds that replies may use to reach a step's end when the process is told to stop."""
+    event_retention: float | None = Field(default=None, gt=0)
+    """Hours after which the events of replies that have ended are dropped; kept for ever when not set.
+
+    Messages and states stay."""
     capacity: int = Field(default=200, ge=1, le=10_000)
     """Most replies that this process writes at once."""
     log_format: Literal["text", "json"] = "text"
@@ -85,6 +89,11 @@ class Settings(BaseSettings):
     def lease_time(self) -> timedelta:
         """The lease's time as a duration."""
         return timedelta(seconds=self.lease_ttl)
+
+    @property
+    def event_age(self) -> timedelta | None:
+        """How old events may get."""
+        return None if self.event_retention is None else timedelta(hours=self.event_retention)
 
     @property
     def grace(self) -> timedelta:

@@ -395,6 +395,15 @@ class EventLog(Protocol):
         """Say how far each of these sessions is; one that is deleted is left out."""
         ...
 
+    async def prune(self, older_than: timedelta) -> int:
+        """Drop the old beginnings of logs, and return how many events that were.
+
+        What goes is older than that, of replies that have ended, and part of the stored state. A log
+        stays without gaps: its oldest event that is kept has another number, and cursors before it are
+        gone.
+        """
+        ...
+
 
 class Signals(Protocol):
     """Carries wake-ups between replicas: hints only, which may be lost."""
