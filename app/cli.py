@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from app import bootstrap
 from app.adapters.postgres.migrating import migrate as run_migrations
+from app.chaos import demonstrate
 from app.config import Settings
 from app.main import create_app
 
@@ -106,6 +107,24 @@ def migrate() -> None:
 
     asyncio.run(run())
     typer.echo("The database is up to date.")
+
+
+@app.command()
+def chaos(
+    *,
+    ttl: Annotated[
+        float, typer.Option(min=2, max=120, help="Seconds of a lease.", show_default=True)
+    ] = 3,
+    gently: Annotated[
+        bool, typer.Option(help="Tell the replica to stop (SIGTERM) instead of killing it.")
+    ] = False,
+) -> None:
+    """Kill one of two replicas in the middle of a reply, and show what a client sees.
+
+    Everything is its own and gone afterwards: a Postgres, a fake model, two processes of the service.
+    """
+    whole = asyncio.run(demonstrate(typer.echo, ttl=ttl, gently=gently))
+    raise typer.Exit(0 if whole else 1)
 
 
 if __name__ == "__main__":
