@@ -13,7 +13,7 @@ PAUSE_SECONDS = 0.03
 """How long wake-ups are collected behind a sending, before they are sent together."""
 RETRY_SECONDS = 2.0
 """The longest pause after a failure; the first is twice `PAUSE_SECONDS`, each next twice the last."""
-LAST_SECONDS = 1.0
+LAST_SECONDS = 0.5
 """How long `stop` may send, and how long it may then take to let go of the connections."""
 MOST_WAITING = 10_000
 """Wake-ups kept while nothing can be sent; who waits for those beyond finds out by polling."""
@@ -88,7 +88,7 @@ class CoalescedSignals:
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._listen())]
 
     async def stop(self) -> None:
-        """Send what waits, and end both; at most two seconds."""
+        """Send what waits, and end both; at most a second."""
         self._ending.set()
         self._something.set()
         if self._tasks:

@@ -48,8 +48,10 @@ class PostgresCarrier:
             on_ready()
             while not gone.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(gone.wait(), QUIET_SECONDS)
-                await asyncio.wait_for(connection.execute("SELECT 1"), ANSWER_SECONDS)
+                    async with asyncio.timeout(QUIET_SECONDS):
+                        await gone.wait()
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await connection.execute("SELECT 1")
         finally:
             with suppress(Exception):
                 await connection.close(timeout=1)
