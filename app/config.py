@@ -4,18 +4,25 @@ from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+TLS_FILES = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"}
+"""What an address of Redis may say behind its `?`: files for TLS."""
 
 
 class Settings(BaseSettings):
     """What an operator sets, each as `BEARINGS_…`."""
 
     model_config = SettingsConfigDict(
-        env_prefix="BEARINGS_", extra="ignore", use_attribute_docstrings=True
+        env_prefix="BEARINGS_",
+        extra="ignore",
+        use_attribute_docstrings=True,
+        # An address that is refused may hold a password.
+        hide_input_in_errors=True,
     )
 
     host: str = "127.0.0.1"
@@ -26,6 +33,8 @@ class Settings(BaseSettings):
     """Most database connections of this process, beside one for wake-ups."""
     database_pooler: bool = False
     """A pooler in transaction mode (PgBouncer) stands before the database."""
+    wakeups_url: SecretStr | None = None
+    """A Redis that carries wake-ups between replicas; Postgres does when not set."""
     data_dir: Path = Path(".bearings")
     """Where the embedded Postgres keeps its data."""
     model: str = Field(default="scripted:demo", pattern=r"^[a-z][a-z0-9_-]{0,31}:.+$")
@@ -53,6 +62,19 @@ class Settings(BaseSettings):
     """Most replies that this process writes at once."""
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("wakeups_url")
+    @classmethod
+    def _redis(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is None or not url.get_secret_value():
+            return None
+        if not _leads_to_redis(url.get_secret_value()):
+            files = ", ".join(sorted(TLS_FILES))
+            raise ValueError(
+                "write redis://[user:password@]host[:port][/number], or rediss:// for TLS, which may "
+                f"be followed by ? and {files}; what is special in a password as %XX"
+            )
+        return url
 
     @field_validator("egress_allow", mode="before")
     @classmethod
@@ -99,3 +121,19 @@ class Settings(BaseSettings):
     def grace(self) -> timedelta:
         """The drain's grace as a duration."""
         return timedelta(seconds=self.drain_grace)
+
+
+def _leads_to_redis(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port, asked = parts.port, parse_qs(parts.query, strict_parsing=bool(parts.query))
+    except ValueError:
+        return False
+    return (
+        bool(parts.hostname)
+        and port != 0
+        and not parts.fragment
+        and (parts.path in {"", "/"} or parts.path.removeprefix("/").isdecimal())
+        and parts.scheme in {"redis", "rediss"}
+        and asked.keys() <= (TLS_FILES if parts.scheme == "rediss" else set())
+    )

@@ -11,6 +11,13 @@ from sqlalchemy.pool import NullPool
 from app.adapters.postgres.tables import metadata
 
 LOCK = 0x62656172  # "bear"
+# Behind a pooler the connection to the server outlives this one, and with it every prepared statement
+# that has a name: the next replica would find its own names taken.
+UNPREPARED = {
+    "statement_cache_size": 0,
+    "prepared_statement_cache_size": 0,
+    "prepared_statement_name_func": str,
+}
 
 
 def _url() -> str:
@@ -27,7 +34,7 @@ def _run(connection: Connection) -> None:
 
 
 async def _online() -> None:
-    engine = create_async_engine(_url(), poolclass=NullPool)
+    engine = create_async_engine(_url(), poolclass=NullPool, connect_args=UNPREPARED)
     async with engine.connect() as connection:
         await connection.run_sync(_run)
     await engine.dispose()

@@ -408,6 +408,14 @@ class EventLog(Protocol):
 class Signals(Protocol):
     """Carries wake-ups between replicas: hints only, which may be lost."""
 
-    def send(self, topic: str, session_id: str) -> None:
+    def send(self, topic: str, subject: str) -> None:
         """Tell the other replicas, soon; never blocks and never fails."""
+        ...
+
+    async def start(self) -> None:
+        """Begin to send and to hear, whether or not what carries wake-ups is there yet."""
+        ...
+
+    async def stop(self) -> None:
+        """Send what waits, and end; bounded, and never fails."""
         ...

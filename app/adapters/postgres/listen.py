@@ -1,121 +1,60 @@
-"""Wake-ups between replicas by LISTEN and NOTIFY: coalesced, outside every append, hints only."""
+"""Carries wake-ups by LISTEN and NOTIFY."""
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
 import asyncpg
-import structlog
 
 from app.adapters.postgres.database import Database
 
-log = structlog.get_logger()
-
 CHANNEL = "bearings"
-PAUSE_SECONDS = 0.03
-"""How long wake-ups are collected before they are sent together."""
-RETRY_SECONDS = 2.0
-LAST_SEND_SECONDS = 1.0
-MOST_BYTES = 7_500
-"""Postgres refuses a payload of 8,000 bytes and more."""
+ANSWER_SECONDS = 5.0
+"""How long the server may take to be connected to, and to answer."""
+QUIET_SECONDS = 15.0
+"""How often the server is asked whether it is there: a host that vanished closes nothing."""
 
 
-class PostgresSignals:
-    """Sends and receives wake-ups; see `app.ports.stores.Signals`.
+class PostgresCarrier:
+    """One connection a replica listens; the pool's notify. See `app.adapters.signals.Carrier`.
 
-    Losing one costs a reader at most a second, because everyone polls too. Without a direct connection
-    (behind a pooler, say) nothing is received, and everything still works.
+    Behind a pooler in transaction mode nothing is heard: the server connection that was told to listen
+    is another client's a moment later.
     """
 
-    def __init__(
-        self, database: Database, *, name: str, on_signal: Callable[[str, str], None]
-    ) -> None:
-        """Prepare; nothing is connected yet.
-
-        Args:
-            database: Where wake-ups are sent.
-            name: This replica, which does not hear its own.
-            on_signal: Called with topic and session for each wake-up of another replica.
-        """
+    def __init__(self, database: Database) -> None:
+        """Prepare; nothing is connected yet."""
         self._database = database
-        self._name = name
-        self._on_signal = on_signal
-        self._waiting: dict[tuple[str, str], None] = {}
-        self._something = asyncio.Event()
-        self._gone = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def send(self, topic: str, session_id: str) -> None:
-        """Tell the other replicas, soon; never blocks and never fails."""
-        self._waiting[topic, session_id] = None
-        self._something.set()
+    async def publish(self, payload: str) -> None:
+        """Notify in a transaction of its own: commits with a notification wait for one another."""
+        await self._database.all(
+            "SELECT pg_notify(:channel, :payload)", {"channel": CHANNEL, "payload": payload}
+        )
 
-    async def start(self) -> None:
-        """Begin to send and to listen."""
-        self._tasks = [asyncio.create_task(self._send())]
-        if not self._database.pooler:
-            self._tasks.append(asyncio.create_task(self._listen()))
+    async def listen(self, on_payload: Callable[[str], None], on_ready: Callable[[], None]) -> None:
+        """Hear until the server is gone, or silent though asked; behind a pooler nothing, for ever."""
+        gone = asyncio.Event()
+        if self._database.pooler:
+            await gone.wait()
 
-    async def stop(self) -> None:
-        """Send what waits, and end both."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_SEND_SECONDS):
-                await self._flush()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        def hear(_connection: object, _pid: int, _channel: str, payload: object) -> None:
+            on_payload(str(payload))
 
-    async def _send(self) -> None:
-        while True:
-            await self._something.wait()
-            await asyncio.sleep(PAUSE_SECONDS)
-            self._something.clear()
-            await self._flush()
+        connection = await asyncpg.connect(self._database.url, timeout=ANSWER_SECONDS)
+        try:
+            connection.add_termination_listener(lambda _: gone.set())
+            await connection.add_listener(CHANNEL, hear)
+            on_ready()
+            while not gone.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(QUIET_SECONDS):
+                        await gone.wait()
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await connection.execute("SELECT 1")
+        finally:
+            with suppress(Exception):
+                await connection.close(timeout=1)
 
-    async def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for payload in _payloads(self._name, list(waiting)):
-            try:
-                await self._database.all(
-                    "SELECT pg_notify(:channel, :payload)",
-                    {"channel": CHANNEL, "payload": payload},
-                )
-            except Exception as error:  # noqa: BLE001 - a lost hint costs a poll, nothing else
-                log.warning("wake-up not sent", error=str(error))
-                return
-
-    async def _listen(self) -> None:
-        while True:
-            connection: asyncpg.Connection | None = None
-            try:
-                connection = await asyncpg.connect(self._database.url, timeout=5)
-                self._gone.clear()
-                connection.add_termination_listener(lambda _: self._gone.set())
-                await connection.add_listener(CHANNEL, self._hear)
-                await self._gone.wait()
-            except Exception as error:  # noqa: BLE001 - polling goes on without it
-                log.warning("not listening for wake-ups", error=str(error))
-            finally:
-                if connection is not None:
-                    with suppress(Exception):
-                        await connection.close(timeout=1)
-            await asyncio.sleep(RETRY_SECONDS)
-
-    def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        sender, *signals = str(payload).split(" ")
-        if sender == self._name:
-            return
-        for signal in signals:
-            topic, _, session_id = signal.partition(":")
-            self._on_signal(topic, session_id)
-
-
-def _payloads(name: str, signals: list[tuple[str, str]]) -> list[str]:
-    """Write signals as few payloads as fit."""
-    payloads = [name]
-    for topic, session_id in signals:
-        signal = f" {topic}:{session_id}"
-        if len(payloads[-1]) + len(signal) > MOST_BYTES:
-            payloads.append(name)
-        payloads[-1] += signal
-    return payloads
+    async def close(self) -> None:
+        """Leave the pool to whoever opened it."""

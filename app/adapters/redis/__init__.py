@@ -1,0 +1,1 @@
+"""Redis, where a fleet has one: it carries wake-ups and keeps nothing."""

@@ -1,0 +1,1 @@
+# What this project uses of redis, whose own types are partly unknown.
