@@ -116,12 +116,18 @@ async def serving(**settings: Any) -> AsyncGenerator[Service, None]:
                     await running
 
 
-@asynccontextmanager
-async def process(database_url: str, **environment: str) -> AsyncGenerator["Process", None]:
-    """Run the service as a process of its own, as an operator would."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+@asynccontextmanager
+async def process(
+    database_url: str, *, port: int | None = None, **environment: str
+) -> AsyncGenerator["Process", None]:
+    """Run the service as a process of its own, as an operator would."""
+    port = port or free_port()
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
