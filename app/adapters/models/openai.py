@@ -5,15 +5,23 @@ There is no SDK: OpenAI's takes 123 microseconds to parse what is parsed here in
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
 from typing import cast
+from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 import orjson
 from pydantic import JsonValue
 
 from app.adapters.models.openai_answer import Answer, Lines
-from app.adapters.models.openai_errors import TRANSPORT_ERRORS, broken_off, refused, unreachable
+from app.adapters.models.openai_errors import (
+    TRANSPORT_ERRORS,
+    broken_off,
+    refused,
+    unfit,
+    unreachable,
+)
 from app.adapters.models.openai_messages import written
 from app.core.errors import ModelError
 from app.core.sanitise import storable
@@ -49,13 +57,38 @@ class OpenAIModel:
     """A model behind `{base_url}/chat/completions`; every answer is streamed."""
 
     def __init__(
-        self, spec: ModelSpec, *, client: httpx.AsyncClient, base_url: str, api_key: str | None
+        self,
+        spec: ModelSpec,
+        *,
+        client: aiohttp.ClientSession,
+        base_url: str,
+        api_key: str | None,
+        proxy: str | None = None,
     ) -> None:
+        """Prepare what all requests have in common; nothing is connected.
+
+        Args:
+            spec: Which model, and how it is asked.
+            client: Carries the requests; its time limits hold.
+            base_url: Where the provider is. One that is no address fails when the model is asked.
+            api_key: Goes along as a bearer token.
+            proxy: The address of an HTTP proxy to ask through.
+        """
         self._spec = spec
         self._client = client
-        self._base_url = base_url
+        self._url, self._host = _address(base_url)
         # A key pasted with its line break would not fit a header.
         self._api_key = (api_key or "").strip()
+        self._proxy = proxy
+        self._headers = {
+            "content-type": "application/json",
+            "accept": "text/event-stream",
+            # Compression holds tokens back until a block is full.
+            "accept-encoding": "identity",
+            "user-agent": "bearings",
+        }
+        if self._api_key:
+            self._headers["authorization"] = f"Bearer {self._api_key}"
 
     @property
     def name(self) -> str:
@@ -77,78 +110,80 @@ class OpenAIModel:
             ModelError: The model cannot answer, or stopped in the middle of its answer. What it says
                 never holds the API key.
         """
-        request = self._request(prompt)
-        try:
-            response = await self._client.send(request, stream=True)
-        except TRANSPORT_ERRORS as error:
-            raise unreachable(error) from error
+        response = await self._ask(prompt)
         is_document = "application/json" in response.headers.get("content-type", "")
         answer, lines = Answer(secret=self._api_key), Lines(is_document=is_document)
         try:
-            if not response.is_success:
+            if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
                 raise await self._refused(response)
-            body = response.aiter_bytes()
-            async for data in body:
-                for line in lines.feed(data):
-                    for piece in answer.read_line(line):
-                        yield piece
+            while data := await response.content.readany():
+                for piece in answer.read(lines.feed(data)):
+                    yield piece
                 if answer.done:
-                    await _drain(body)
+                    await _drain(response.content)
                     break
         except TRANSPORT_ERRORS as error:
             if not answer.has_ended:
                 raise broken_off(error) from error
         finally:
-            await response.aclose()
+            # Of a body that was read to its end, the connection is kept all the same.
+            response.close()
         for piece in answer.end(lines.rest()):
             yield piece
 
-    def _request(self, prompt: Prompt) -> httpx.Request:
-        headers = {
-            "content-type": "application/json",
-            "accept": "text/event-stream",
-            # Compression holds tokens back until a block is full.
-            "accept-encoding": "identity",
-        }
-        if self._api_key:
-            headers["authorization"] = f"Bearer {self._api_key}"
+    async def _ask(self, prompt: Prompt) -> aiohttp.ClientResponse:
+        if not self._url or not self._api_key.isascii():
+            raise unfit()
+        content = _encode(_body(prompt, self._spec, host=self._host))
         try:
-            url = httpx.URL(self._base_url)
-            url = url.copy_with(path=url.path.rstrip("/") + "/chat/completions")
-            content = _encode(_body(prompt, self._spec, host=url.host))
-            return self._client.build_request("POST", url, content=content, headers=headers)
-        except (httpx.InvalidURL, UnicodeError):
+            return await self._client.post(
+                self._url,
+                data=content,
+                headers=self._headers,
+                allow_redirects=False,
+                proxy=self._proxy,
+            )
+        except TRANSPORT_ERRORS as error:
+            raise unreachable(error) from error
+        except ValueError:
             # Without the cause, which quotes the header: the key would reach the log.
-            raise ModelError(
-                "The model's address or API key holds characters that do not belong there.",
-                type="setup",
-                code="model_invalid_request",
-            ) from None
+            raise unfit() from None
 
-    async def _refused(self, response: httpx.Response) -> ModelError:
+    async def _refused(self, response: aiohttp.ClientResponse) -> ModelError:
         try:
             async with asyncio.timeout(ERROR_BODY_SECONDS):
-                body = await _read(response, limit=MAX_ERROR_BODY_BYTES)
+                body = await _read(response.content, limit=MAX_ERROR_BODY_BYTES)
         except TRANSPORT_ERRORS:
             body = b""
-        return refused(response.status_code, response.headers, body, secret=self._api_key)
+        return refused(response.status, response.headers, body, secret=self._api_key)
 
 
-async def _read(response: httpx.Response, *, limit: int) -> bytes:
+def _address(base_url: str) -> tuple[str, str]:
+    """Return where completions are asked for, a query kept, and the host; nothing of no address."""
+    try:
+        base = urlsplit(base_url)
+        host = base.hostname or ""
+        _ = base.port  # raises when it is no number
+    except ValueError:
+        return "", ""
+    return base._replace(path=base.path.rstrip("/") + "/chat/completions").geturl(), host
+
+
+async def _read(body: aiohttp.StreamReader, *, limit: int) -> bytes:
     """Read a body, of an endless one only its first `limit` bytes."""
-    body = bytearray()
-    async for data in response.aiter_bytes():
-        body += data
-        if len(body) >= limit:
-            break
-    return bytes(body[:limit])
+    found = bytearray()
+    while len(found) < limit and (data := await body.readany()):
+        found += data
+    return bytes(found[:limit])
 
 
-async def _drain(body: AsyncIterator[bytes]) -> None:
+async def _drain(body: aiohttp.StreamReader) -> None:
     """Wait a moment for a body's end, so that its connection can be used again."""
+    if body.at_eof():
+        return
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
-            async for _ in body:
+            while await body.readany():
                 pass
     except TRANSPORT_ERRORS:
         return
