@@ -4,15 +4,11 @@ There is no SDK: OpenAI's takes 123 microseconds to parse what is parsed here in
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
-from typing import cast
 from urllib.parse import urlsplit
 
 import aiohttp
-import orjson
-from pydantic import JsonValue
 
 from app.adapters.models.openai_answer import Answer, Lines
 from app.adapters.models.openai_errors import (
@@ -22,9 +18,9 @@ from app.adapters.models.openai_errors import (
     unfit,
     unreachable,
 )
-from app.adapters.models.openai_messages import written
+from app.adapters.models.openai_json import encode
+from app.adapters.models.openai_transcripts import Transcripts
 from app.core.errors import ModelError
-from app.core.sanitise import storable
 from app.core.specs import ModelSpec
 from app.core.values import JsonObject
 from app.ports.models import Piece, Prompt, ToolSchema
@@ -77,6 +73,9 @@ class OpenAIModel:
         self._spec = spec
         self._client = client
         self._url, self._host = _address(base_url)
+        self._transcripts = Transcripts(
+            shows_images="image" in spec.input_types, thought_field=_thoughts_wanted(self._host)
+        )
         # A key pasted with its line break would not fit a header.
         self._api_key = (api_key or "").strip()
         self._proxy = proxy
@@ -134,11 +133,11 @@ class OpenAIModel:
     async def _ask(self, prompt: Prompt) -> aiohttp.ClientResponse:
         if not self._url or not self._api_key.isascii():
             raise unfit()
-        content = _encode(_body(prompt, self._spec, host=self._host))
+        body = self._body(prompt)
         try:
             return await self._client.post(
                 self._url,
-                data=content,
+                data=body,
                 headers=self._headers,
                 allow_redirects=False,
                 proxy=self._proxy,
@@ -148,6 +147,37 @@ class OpenAIModel:
         except ValueError:
             # Without the cause, which quotes the header: the key would reach the log.
             raise unfit() from None
+
+    def _body(self, prompt: Prompt) -> bytes:
+        """Write the request; equal prompts give equal bytes, and null in the parameters drops a field.
+
+        The limit goes out as `max_tokens`, which every server knows: some ignore the newer
+        `max_completion_tokens` in silence. OpenAI's own reasoning models take only the newer one.
+        """
+        spec = self._spec
+        fields: JsonObject = {"stream": True, "stream_options": {"include_usage": True}}
+        if prompt.tools:
+            fields["tools"] = [_tool(tool) for tool in prompt.tools]
+        if spec.max_output_tokens is not None and not (
+            spec.parameters.keys() & {"max_tokens", "max_completion_tokens"}
+        ):
+            newer = any(_is_at(self._host, each) for each in _NEW_LIMIT_HOSTS)
+            fields["max_completion_tokens" if newer else "max_tokens"] = spec.max_output_tokens
+        fields |= {
+            key: spec.parameters[key] for key in sorted(spec.parameters.keys() - _OWN_FIELDS)
+        }
+        if not prompt.tools:
+            fields.pop("tool_choice", None)
+        elif not prompt.may_call_tools:
+            # The tools still go along: they are the head of what the provider has cached.
+            fields["tool_choice"] = "none"
+        fields = {key: value for key, value in fields.items() if value is not None}
+        # The conversation is written already, most of it long ago.
+        return b'{"model":%b,"messages":%b,%b' % (
+            encode(spec.name),
+            self._transcripts.write(prompt),
+            encode(fields)[1:],
+        )
 
     async def _refused(self, response: aiohttp.ClientResponse) -> ModelError:
         try:
@@ -193,47 +223,10 @@ def _is_at(host: str, domain: str) -> bool:
     return host == domain or host.endswith(f".{domain}")
 
 
-def _body(prompt: Prompt, spec: ModelSpec, *, host: str) -> JsonObject:
-    """Write the request; equal prompts give equal bytes, and null in the parameters drops a field.
-
-    The limit goes out as `max_tokens`, which every server knows: some ignore the newer
-    `max_completion_tokens` in silence. OpenAI's own reasoning models take only the newer one.
-    """
-    messages = written(
-        prompt,
-        shows_images="image" in spec.input_types,
-        thought_field=next(
-            (wanted for domain, wanted in _THOUGHTS_WANTED.items() if _is_at(host, domain)), None
-        ),
+def _thoughts_wanted(host: str) -> str | None:
+    return next(
+        (wanted for domain, wanted in _THOUGHTS_WANTED.items() if _is_at(host, domain)), None
     )
-    body: JsonObject = {
-        "model": spec.name,
-        "messages": cast("JsonValue", messages),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if prompt.tools:
-        body["tools"] = [_tool(tool) for tool in prompt.tools]
-    if spec.max_output_tokens is not None and not (
-        spec.parameters.keys() & {"max_tokens", "max_completion_tokens"}
-    ):
-        newer = any(_is_at(host, each) for each in _NEW_LIMIT_HOSTS)
-        body["max_completion_tokens" if newer else "max_tokens"] = spec.max_output_tokens
-    body |= {key: spec.parameters[key] for key in sorted(spec.parameters.keys() - _OWN_FIELDS)}
-    if not prompt.tools:
-        body.pop("tool_choice", None)
-    elif not prompt.may_call_tools:
-        # The tools still go along: they are the head of what the provider has cached.
-        body["tool_choice"] = "none"
-    return {key: value for key, value in body.items() if value is not None}
-
-
-def _encode(body: JsonObject) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except TypeError:
-        # Half characters in a foreign tool's schema, or an integer beyond 64 bits.
-        return json.dumps(storable(body), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _tool(tool: ToolSchema) -> JsonObject:
