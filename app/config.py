@@ -14,9 +14,7 @@ LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 class Settings(BaseSettings):
     """What an operator sets, each as `BEARINGS_…`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="BEARINGS_", extra="ignore", use_attribute_docstrings=True
-    )
+    model_config = SettingsConfigDict(env_prefix="BEARINGS_", extra="ignore")
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
