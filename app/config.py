@@ -20,7 +20,6 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="BEARINGS_",
         extra="ignore",
-        use_attribute_docstrings=True,
         # An address that is refused may hold a password.
         hide_input_in_errors=True,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from app.core.messages import Block, HintBlock, ToolCallBlock, ToolResultBlock, text_of
+from app.core.messages import Block, HintBlock, Msg, ToolCallBlock, ToolResultBlock, text_of
 from app.core.specs import ContextConfig, InjectionConfig
 from app.core.state import AgentState
 
@@ -102,10 +102,14 @@ class _Told:
         self._agent_name = agent_name
         self._source = source
 
-    def blocks(self) -> Iterator[Block]:
+    def messages(self) -> Iterator[Msg]:
         for message in reversed(self._state.context):
             if message.role == "assistant" and message.name == self._agent_name:
-                yield from reversed(message.content)
+                yield message
+
+    def blocks(self) -> Iterator[Block]:
+        for message in self.messages():
+            yield from reversed(message.content)
 
     def is_hint(self, block: Block) -> bool:
         return isinstance(block, HintBlock) and block.source == self._source
@@ -131,24 +135,29 @@ class _Told:
             for block in self.blocks()
         )
 
-    def of_newest_result(self) -> bool:
-        """Tell whether a failure was told of since the newest tool result."""
-        for block in self.blocks():
-            if isinstance(block, ToolResultBlock):
+    def has_untold_result(self) -> bool:
+        """Tell whether there is a tool result since the agent was last told of a failure.
+
+        Looks back to the newest message with more than hints: before its words there was a step like
+        this one, which has seen all results that are older.
+        """
+        for message in self.messages():
+            for block in reversed(message.content):
+                if isinstance(block, ToolResultBlock):
+                    return True
+                if (
+                    isinstance(block, HintBlock)
+                    and self.is_hint(block)
+                    and "<tool-error>" in text_of(block.hint)
+                ):
+                    return False
+            if not all(isinstance(block, HintBlock) for block in message.content):
                 return False
-            if (
-                isinstance(block, HintBlock)
-                and self.is_hint(block)
-                and "<tool-error>" in text_of(block.hint)
-            ):
-                return True
         return False
 
     def results(self) -> Iterator[tuple[ToolResultBlock, str | None]]:
         """Yield the tool results, newest first, each with its call's arguments if they are known."""
-        for message in reversed(self._state.context):
-            if message.role != "assistant" or message.name != self._agent_name:
-                continue
+        for message in self.messages():
             calls: dict[str, str] = {}
             answered: list[tuple[ToolResultBlock, str | None]] = []
             for block in message.content:
@@ -248,7 +257,7 @@ def _context_length(
 
 def _tool_error(told: _Told, config: InjectionConfig) -> str | None:
     """Count the newest failures of one tool with the same arguments, unless they were told of."""
-    if told.of_newest_result():
+    if not told.has_untold_result():
         return None
     tool_name, arguments, count = "", None, 0
     for result, given in told.results():

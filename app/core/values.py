@@ -34,6 +34,4 @@ Label: TypeAlias = Annotated[
 class Value(BaseModel):
     """A frozen value, equal by content, that refuses fields it does not know."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", ser_json_inf_nan="strings", use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from operator import is_
 
 from app.core.messages import Decision, Msg
 from app.core.specs import ContextConfig, InjectionConfig
@@ -55,9 +56,13 @@ class Equipment:
 
 @dataclass
 class Meter:
-    """Counts a prompt's tokens, each message once however often it is asked."""
+    """Counts the tokens of one conversation's prompts: each message once, as long as it only grows.
 
-    _counted: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    Only the last message changes in place; those before it are known by being the same objects.
+    """
+
+    _counted: list[Msg] = field(default_factory=list[Msg])
+    _tokens: int = 0
 
     def count(self, equipment: Equipment, summary: str, context: list[Msg]) -> int:
         """Estimate the tokens of the whole prompt."""
@@ -65,13 +70,10 @@ class Meter:
             {"name": each.name, "description": each.description, "parameters": each.parameters}
             for each in equipment.schemas
         ]
-        total = count_text(equipment.system_prompt) + count_text(summary)
-        total += count_tools(schemas)
-        for message in context:
-            size = len(message.content)
-            known = self._counted.get(message.id)
-            if known is None or known[0] != size:
-                known = (size, count_message(message))
-                self._counted[message.id] = known
-            total += known[1]
-        return total
+        total = count_text(equipment.system_prompt) + count_text(summary) + count_tools(schemas)
+        finished, last = context[:-1], context[-1:]
+        if len(self._counted) > len(finished) or not all(map(is_, self._counted, finished)):
+            self._counted, self._tokens = [], 0
+        self._tokens += sum(map(count_message, finished[len(self._counted) :]))
+        self._counted = finished
+        return total + self._tokens + sum(map(count_message, last))

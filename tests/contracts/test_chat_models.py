@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 
-import httpx
+import aiohttp
 import pytest
-from httpx_aiohttp import HttpxAiohttpClient
 
 from app.adapters.models.fallback import FallbackModel
 from app.adapters.models.openai import OpenAIModel
@@ -51,8 +50,8 @@ async def fallback() -> AsyncGenerator[ChatModel, None]:
 
 
 @asynccontextmanager
-async def openai(client: httpx.AsyncClient) -> AsyncGenerator[ChatModel, None]:
-    async with model_server([*TEXT, *END]) as server, client:
+async def openai() -> AsyncGenerator[ChatModel, None]:
+    async with model_server([*TEXT, *END]) as server, aiohttp.ClientSession() as client:
         spec = ModelSpec(provider="openai", name="test")
         yield OpenAIModel(spec, client=client, base_url=server.base_url, api_key=None)
 
@@ -61,8 +60,7 @@ MODELS: dict[str, Callable] = {
     "scripted": scripted,
     "retrying": retrying,
     "fallback": fallback,
-    "openai on httpx": lambda: openai(httpx.AsyncClient()),
-    "openai on aiohttp": lambda: openai(HttpxAiohttpClient()),
+    "openai": openai,
 }
 
 

@@ -11,7 +11,14 @@ from pydantic import ValidationError
 from app.core.apply import Standing, apply
 from app.core.events import HintBlockEvent
 from app.core.injection import GONE, Surroundings, escape, inject
-from app.core.messages import AssistantMsg, ToolCallBlock, ToolResultBlock, UserMsg
+from app.core.messages import (
+    AssistantMsg,
+    HintBlock,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    UserMsg,
+)
 from app.core.specs import AgentSpec, ContextConfig, InjectionConfig, resolve_context
 from app.core.state import AgentState, Task, TasksContext
 
@@ -138,6 +145,25 @@ def test_failures_in_a_row_cross_the_border_of_a_reply() -> None:
     known.append_context("Friday", failed(1))
 
     assert "The last 3 calls" in (tell(known) or "")
+
+
+def test_failures_that_ended_a_reply_are_told_of_in_the_next() -> None:
+    known = state(*failed(3))
+    known.context.append(UserMsg("user", "and now?"))
+    known.reply_id = "r2"
+    known.append_context("Friday", [HintBlock(hint="This is the last round.", source="other")])
+
+    assert "The last 3 calls" in (tell(known) or "")
+
+
+def test_failures_before_the_newest_words_are_no_news() -> None:
+    known = state(*failed(3))
+    tell(known, InjectionConfig(tool_retries_limit=9))
+    known.context.append(UserMsg("user", "and now?"))
+    known.reply_id = "r2"
+    known.append_context("Friday", [TextBlock(text="hm")])
+
+    assert tell(known) is None
 
 
 def test_a_failure_told_of_in_one_reply_is_not_told_of_again_in_the_next() -> None:

@@ -8,9 +8,10 @@ from uuid import uuid4
 
 import pytest
 from alembic import command
+from alembic.config import Config
 
 from app.adapters.postgres.database import Database
-from app.adapters.postgres.migrating import alembic_config, migrate
+from app.adapters.postgres.migrating import MIGRATIONS, migrate
 from app.core.events import MessageReceivedEvent
 from app.core.messages import UserMsg
 from app.core.specs import AgentSpec
@@ -21,6 +22,13 @@ from tests.support.models import WrittenModel, say
 from tests.support.replica import TENANT, Replica
 
 NEW = {"calls", "withdraw", "pending", "inputs"}
+
+
+def alembic_config(url: str) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["url"] = url
+    return config
 
 
 @pytest.fixture

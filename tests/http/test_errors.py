@@ -314,3 +314,20 @@ async def test_readiness_and_liveness_are_told(service: Service) -> None:
     ready = await service.client.get("/readyz")
 
     assert (alive.json(), ready.json()) == ({"status": "ok"}, {"status": "ok"})
+
+
+async def test_the_description_says_of_fields_what_their_code_says(service: Service) -> None:
+    schemas = (await service.client.get("/openapi.json")).json()["components"]["schemas"]
+    said = {
+        (name, field): schemas[name]["properties"][field].get("description", "")
+        for name, field in (
+            ("Accepted", "after_seq"),
+            ("Agent", "model"),
+            ("ToolCallBlock", "input"),
+        )
+    }
+
+    assert said["Accepted", "after_seq"] == "Events of this reply have larger numbers."
+    assert said["ToolCallBlock", "input"].startswith("The arguments")
+    # Inherited from the definition.
+    assert said["Agent", "model"] == schemas["AgentSpec"]["properties"]["model"]["description"]

@@ -5,15 +5,18 @@ import tempfile
 from pathlib import Path
 
 from alembic import command
+from alembic.config import Config
 
 from app.adapters.postgres.embedded import EmbeddedPostgres
-from app.adapters.postgres.migrating import alembic_config
+from app.adapters.postgres.migrating import MIGRATIONS
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         postgres = EmbeddedPostgres(Path(folder))
-        config = alembic_config(asyncio.run(postgres.start()))
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        config.attributes["url"] = asyncio.run(postgres.start())
         try:
             command.upgrade(config, "head")
             command.check(config)

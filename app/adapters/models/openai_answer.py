@@ -1,6 +1,8 @@
 """Turns the chunks of one streamed answer into pieces."""
 
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -13,7 +15,7 @@ from app.core.errors import ModelError
 from app.core.messages import Usage
 from app.core.sanitise import TextJoiner
 from app.core.values import JsonObject
-from app.ports.models import Finished, Piece, TextPiece, ThinkingPiece
+from app.ports.models import Finished, Piece, TextPiece, ThinkingPiece, ToolCallPiece
 
 MAX_HELD_BYTES = 16 * 1024 * 1024
 REASONING_FIELD = "reasoning_field"
@@ -109,41 +111,46 @@ class Lines:
 
 
 class Answer:
-    """Turns the chunks of one answer into pieces."""
+    """Turns the chunks of one answer into pieces.
+
+    Chunks that are there together become one piece, as long as they are of one kind: everybody behind
+    this would only join them again, one after the other.
+    """
 
     def __init__(self, *, secret: str) -> None:
         self.done = False
         self._secret = secret
         self._reason = ""
         self._usage = Usage(input_tokens=0, output_tokens=0)
-        self._text = TextJoiner()
-        self._thought = TextJoiner()
-        self._thought_extra: JsonObject = {}
         self._speaks: Literal["text", "thought", "calls"] = "text"
+        self._said: list[str] = []
+        """Text or thoughts, whichever is spoken, that no piece holds yet."""
+        self._joiner = TextJoiner()
+        self._thought_extra: JsonObject = {}
         self._calls = Calls()
+        self._pieces: list[Piece] = []
 
     @property
     def has_ended(self) -> bool:
         """Whether the provider said that the answer is whole."""
         return self.done or bool(self._reason)
 
-    def read_line(self, line: bytes) -> list[Piece]:
-        """Read a line of the stream: data counts, comments and other fields do not.
+    def read(self, lines: Sequence[bytes]) -> Iterator[Piece]:
+        """Read lines of the stream: data counts, comments and other fields do not.
+
+        Yields:
+            What the lines say.
 
         Raises:
-            ModelError: The line is no chunk, or tells of an error.
+            ModelError: A line is no chunk, or tells of an error; what stood before it was yielded.
         """
-        if line.startswith(b"data:"):
-            line = line[5:]
-        elif not line.startswith(b"{"):  # proxies put bare errors between the events
-            return []
-        line = line.strip()
-        if not line or self.done:
-            return []
-        if line == b"[DONE]":
-            self.done = True
-            return []
-        return self._read(line)
+        try:
+            for line in lines:
+                self._read_line(line)
+        finally:
+            self._gather()
+            pieces, self._pieces = self._pieces, []
+            yield from pieces
 
     def end(self, rest: list[bytes]) -> list[Piece]:
         """Read what stands after the last line's end, and finish.
@@ -151,10 +158,9 @@ class Answer:
         Raises:
             ModelError: The answer is not whole, or the provider says that it failed.
         """
-        pieces: list[Piece] = []
         try:
             for line in rest:
-                pieces += self.read_line(line)
+                self._read_line(line)
         except ModelError as error:
             # A chunk that was cut is no garbage.
             if error.code != "model_bad_answer":
@@ -167,15 +173,27 @@ class Answer:
                 code="model_upstream",
                 retryable=True,
             )
-        self._end_voice(pieces)
-        pieces += self._calls.end()
+        self._end_voice()
         reason = _REASONS.get(self._reason, "stop")
         if reason in {"stop", "tool_calls"}:
             # Some say "stop" after calls, and some "tool_calls" after none.
             reason = "tool_calls" if self._calls else "stop"
-        return [*pieces, Finished(self._usage, reason)]
+        return [*self._pieces, *self._calls.end(), Finished(self._usage, reason)]
 
-    def _read(self, raw: bytes) -> list[Piece]:
+    def _read_line(self, line: bytes) -> None:
+        if line.startswith(b"data:"):
+            line = line[5:]
+        elif not line.startswith(b"{"):  # proxies put bare errors between the events
+            return
+        line = line.strip()
+        if not line or self.done:
+            return
+        if line == b"[DONE]":
+            self.done = True
+            return
+        self._read_chunk(line)
+
+    def _read_chunk(self, raw: bytes) -> None:
         try:
             chunk = _CHUNK.validator.validate_json(raw)
         except ValidationError:
@@ -184,83 +202,97 @@ class Answer:
             self._usage = _usage(usage)
         if chunk.get("error") or chunk.get("kind") == "error":
             raise error_in_stream(raw, secret=self._secret)
-        pieces: list[Piece] = []
         for choice in chunk.get("choices") or ():
             if choice.get("index"):  # another candidate: one is enough
                 continue
             if delta := choice.get("delta") or choice.get("message"):
-                self._take(delta, pieces)
+                self._take(delta)
             if reason := choice.get("finish_reason"):
                 self._reason = reason.lower()
             if usage := choice.get("usage"):  # Moonshot's place for it
                 self._usage = _usage(usage)
-        return pieces
 
-    def _take(self, delta: _Delta, pieces: list[Piece]) -> None:
+    def _take(self, delta: _Delta) -> None:
         if len(delta) > 1 or "content" not in delta:
-            self._think(delta, pieces)
+            self._think(delta)
         content = delta.get("content")
         if isinstance(content, str):
-            self._say(content, pieces)
+            self._say(content)
         elif content:
-            self._take_parts(content, pieces)
+            self._take_parts(content)
         if isinstance(refusal := delta.get("refusal"), str):
-            self._say(refusal, pieces)
+            self._say(refusal)
         calls = delta.get("tool_calls") or ()
         if function := delta.get("function_call"):
             calls = [CallDelta(index=0, function=function)]
         for call in calls:
-            self._switch("calls", pieces)
+            self._switch("calls")
             if piece := self._calls.add(call):
-                pieces.append(piece)
+                self._call(piece)
 
-    def _think(self, delta: _Delta, pieces: list[Piece]) -> None:
+    def _think(self, delta: _Delta) -> None:
         """Take the first field that holds a thought; some providers send it under two names."""
         for name in ("reasoning_content", "reasoning", "thinking"):
             thought = delta.get(name)
             if thought and isinstance(thought, str):
-                self._thought_extra = THOUGHT_FIELDS.get(name, {})
-                self._add_thought(thought, pieces)
+                self._add_thought(thought, THOUGHT_FIELDS.get(name, {}))
                 return
         for part in as_list(delta.get("reasoning_details")):
             thought = as_object(part).get("text")
             if isinstance(thought, str):
-                self._thought_extra = {}
-                self._add_thought(thought, pieces)
+                self._add_thought(thought, {})
 
-    def _take_parts(self, content: object, pieces: list[Piece]) -> None:
+    def _take_parts(self, content: object) -> None:
         """Take content that is a list, as Mistral's reasoning models send it."""
         for each in as_list(content):
             part = as_object(each)
             if isinstance(text := part.get("text"), str):
-                self._say(text, pieces)
+                self._say(text)
             for thought in as_list(part.get("thinking")):
                 if isinstance(text := as_object(thought).get("text"), str):
-                    self._thought_extra = {}
-                    self._add_thought(text, pieces)
+                    self._add_thought(text, {})
 
-    def _say(self, text: str, pieces: list[Piece]) -> None:
-        if not text:
-            return
-        self._switch("text", pieces)
-        if text := self._text.add(text):
-            pieces.append(TextPiece(text))
+    def _say(self, text: str) -> None:
+        if text:
+            self._switch("text")
+            self._said.append(text)
 
-    def _add_thought(self, thought: str, pieces: list[Piece]) -> None:
-        self._switch("thought", pieces)
-        if thought := self._thought.add(thought):
-            pieces.append(ThinkingPiece(thought, self._thought_extra))
+    def _add_thought(self, thought: str, extra: JsonObject) -> None:
+        self._switch("thought")
+        if extra != self._thought_extra:
+            self._gather()
+            self._thought_extra = extra
+        self._said.append(thought)
 
-    def _switch(self, to: Literal["text", "thought", "calls"], pieces: list[Piece]) -> None:
+    def _call(self, piece: ToolCallPiece) -> None:
+        last = self._pieces[-1] if self._pieces else None
+        if isinstance(last, ToolCallPiece) and last.index == piece.index:
+            self._pieces[-1] = replace(last, arguments=last.arguments + piece.arguments)
+        else:
+            self._pieces.append(piece)
+
+    def _switch(self, to: Literal["text", "thought", "calls"]) -> None:
         if to != self._speaks:
-            self._end_voice(pieces)
+            self._end_voice()
             self._speaks = to
 
-    def _end_voice(self, pieces: list[Piece]) -> None:
-        if text := self._text.end():
-            pieces.append(TextPiece(text))
-        if thought := self._thought.end():
-            pieces.append(ThinkingPiece(thought, self._thought_extra))
+    def _end_voice(self) -> None:
+        """Make pieces of all that was said, half characters at its end included."""
+        self._gather()
+        self._add_said(self._joiner.end())
+
+    def _gather(self) -> None:
+        """Make one piece of what was said since the last one."""
+        if self._said:
+            self._add_said(self._joiner.add("".join(self._said)))
+            self._said.clear()
+
+    def _add_said(self, said: str) -> None:
+        if said:
+            is_text = self._speaks == "text"
+            self._pieces.append(
+                TextPiece(said) if is_text else ThinkingPiece(said, self._thought_extra)
+            )
 
 
 def _read_leniently(raw: bytes) -> _Chunk:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -9,7 +10,6 @@ from http import HTTPStatus
 from typing import TypeAlias
 
 import aiohttp
-import httpx
 
 from app.adapters.models.loose_json import as_list, as_object
 from app.core.errors import ModelError
@@ -18,9 +18,8 @@ from app.core.sanitise import clean_text
 
 MAX_ERROR_CHARS = 500
 
-# httpx-aiohttp lets through what it has no httpx name for.
-_TransportError: TypeAlias = httpx.HTTPError | httpx.StreamError | aiohttp.ClientError | OSError
-TRANSPORT_ERRORS = (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, OSError)
+_TransportError: TypeAlias = aiohttp.ClientError | OSError
+TRANSPORT_ERRORS = (aiohttp.ClientError, OSError)
 
 _OVERFLOW = re.compile(
     r"context_length_exceeded|exceed_context_size|context_window_exceeded"
@@ -64,7 +63,7 @@ _NOT_OVERFLOW = frozenset({401, 402, 403, 429})
 _TRY_AGAIN = frozenset({408, 409, 429})
 
 
-def refused(status: int, headers: httpx.Headers, body: bytes, *, secret: str) -> ModelError:
+def refused(status: int, headers: Mapping[str, str], body: bytes, *, secret: str) -> ModelError:
     """Say why there was an error's status in place of an answer; without the secret."""
     return _model_error(
         status,
@@ -86,9 +85,18 @@ def error_in_stream(raw: bytes, *, secret: str) -> ModelError:
     return _model_error(status, complaint, secret=secret)
 
 
+def unfit() -> ModelError:
+    """Say that the model cannot be asked with the address or the key that it was given."""
+    return ModelError(
+        "The model's address or API key holds characters that do not belong there.",
+        type="setup",
+        code="model_invalid_request",
+    )
+
+
 def unreachable(error: _TransportError) -> ModelError:
     """Tell why there was no answer; without the error's text, which names internal hosts."""
-    if isinstance(error, httpx.UnsupportedProtocol):
+    if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
         return ModelError(
             "The model's address is not one that can be asked.",
             type="setup",
@@ -222,7 +230,7 @@ def _complaint(value: object, *, depth: int = 0) -> _Complaint:
     return _Complaint(message, " ".join([*codes, inner.code]), inner.status or status)
 
 
-def _retry_after(headers: httpx.Headers) -> float | None:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Read how long the provider asks to wait, in seconds; a date counts from the response's own."""
     if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
         return milliseconds / 1000
@@ -249,9 +257,8 @@ def _date(text: str) -> datetime | None:
 
 
 def _is_timeout(error: _TransportError) -> bool:
-    # httpx-aiohttp calls every connection that broke a ConnectTimeout.
-    timeouts = (httpx.TimeoutException, TimeoutError)
-    return isinstance(error, timeouts) and not isinstance(error, httpx.ConnectTimeout)
+    """Tell whether it answered too late; who cannot be connected to in time is out of reach."""
+    return isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
 
 
 def _timeout() -> ModelError:

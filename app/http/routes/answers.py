@@ -91,5 +91,7 @@ async def _answered(
     if made.replayed:
         headers["Idempotency-Replayed"] = "true"
     if wants_events(request, default=False):
-        return stream(engine.replies.follow(session_id, accepted), headers=headers)
+        return stream(
+            engine.replies.follow(session_id, accepted), headers=headers, of_one_reply=True
+        )
     return JSONResponse(accepted.model_dump(mode="json"), 202, headers)

@@ -71,7 +71,8 @@ async def send(
     if made.replayed:
         headers["Idempotency-Replayed"] = "true"
     if wants_events(request, default=False):
-        return stream(engine.replies.follow(session_id, accepted), headers=headers)
+        entries = engine.replies.follow(session_id, accepted)
+        return stream(entries, headers=headers, of_one_reply=True)
     if patience is not None:
         final = await engine.replies.wait(caller.tenant, session_id, accepted, patience=patience)
         if final is not None:

@@ -1,17 +1,17 @@
-"""The wire is real: a server in the test's own process, asked through both of httpx's transports."""
+"""The wire is real: a server in the test's own process."""
 
 import asyncio
 import json
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
-import httpx
+import aiohttp
 import pytest
-from httpx_aiohttp import HttpxAiohttpClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.adapters.models.openai import OpenAIModel
+from app.adapters.models.openai_answer import Answer
 from app.adapters.models.openai_messages import NO_OUTPUT
 from app.adapters.models.retrying import RetryingModel
 from app.core.errors import ModelError
@@ -95,24 +95,20 @@ def complaint(message, **more):
     return {"error": {"message": message, **more}}
 
 
-@pytest.fixture(params=["httpx", "aiohttp"])
-def kind(request):
-    return httpx.AsyncClient if request.param == "httpx" else HttpxAiohttpClient
-
-
 @asynccontextmanager
-async def asking(*turns, kind=httpx.AsyncClient, timeout_seconds=5.0, key=KEY, **spec):
-    async with (
-        model_server(*turns) as server,
-        kind(timeout=timeout_seconds, trust_env=False) as client,
-    ):
+async def asking(*turns, silence_seconds=5.0, key=KEY, **spec):
+    async with model_server(*turns) as server, client(sock_read=silence_seconds) as session:
         model = OpenAIModel(
             ModelSpec(provider="openai", **{"name": "fake", **spec}),
-            client=client,
+            client=session,
             base_url=server.base_url,
             api_key=key,
         )
         yield model, server
+
+
+def client(**limits) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, **limits))
 
 
 async def heard(model, prompt=HI) -> list[Piece]:
@@ -143,6 +139,10 @@ async def messages(*context, tools=(), **options) -> list[dict]:
 
 def said(pieces) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
+
+
+def text_of_piece(piece) -> str:
+    return piece.arguments if isinstance(piece, ToolCallPiece) else piece.text
 
 
 def made(pieces) -> list[tuple[str, str, str]]:
@@ -180,10 +180,11 @@ def thought(value, **extra) -> ThinkingBlock:
 # What is asked
 
 
-async def test_a_request_says_all_that_the_spec_and_the_prompt_say(kind):
-    async with asking(
-        spoken("ok"), kind=kind, max_output_tokens=99, parameters={"temperature": 0.5}
-    ) as (model, server):
+async def test_a_request_says_all_that_the_spec_and_the_prompt_say():
+    async with asking(spoken("ok"), max_output_tokens=99, parameters={"temperature": 0.5}) as (
+        model,
+        server,
+    ):
         await heard(model, Prompt("SYS", [UserMsg("user", "hi")], [READ], summary="before"))
 
     assert server.paths == ["/v1/chat/completions"]
@@ -241,12 +242,26 @@ async def test_a_key_that_fits_no_header_is_refused_and_not_shown():
 
 
 async def test_the_query_of_an_address_stays_behind_the_path():
-    async with asking(spoken("ok")) as (_, server), httpx.AsyncClient(trust_env=False) as client:
+    async with asking(spoken("ok")) as (_, server), client() as session:
         base_url = f"{server.base_url}/?api-version=2026-01-01"
         spec = ModelSpec(provider="azure", name="fake")
-        await heard(OpenAIModel(spec, client=client, base_url=base_url, api_key=None))
+        await heard(OpenAIModel(spec, client=session, base_url=base_url, api_key=None))
 
     assert server.paths == ["/v1/chat/completions?api-version=2026-01-01"]
+
+
+async def test_a_proxy_is_asked_where_there_is_one():
+    async with model_server(spoken("ok")) as proxy, client() as session:
+        model = OpenAIModel(
+            ModelSpec(provider="openai", name="fake"),
+            client=session,
+            base_url="http://nowhere.invalid/v1",
+            api_key=None,
+            proxy=proxy.base_url.removesuffix("/v1"),
+        )
+
+        assert said(await heard(model)) == "ok"
+        assert proxy.headers[0]["host"] == "nowhere.invalid"
 
 
 async def test_equal_prompts_give_equal_bytes():
@@ -320,18 +335,29 @@ async def test_the_limit_has_the_name_that_its_host_knows(host, field):
     assert seen[field] == 7
 
 
+class NoNetwork:
+    """A client that reaches nobody, and keeps what it was to send."""
+
+    def __init__(self):
+        self.bodies = []
+
+    async def post(self, url, *, data, **options):
+        self.bodies.append(json.loads(data))
+        raise aiohttp.ClientConnectionError
+
+
 async def sent_to(base_url, prompt, **spec) -> dict:
-    """Ask a host that cannot be reached from a test, by a transport that answers itself."""
-    bodies = []
-
-    def answer(request):
-        bodies.append(json.loads(request.content))
-        return httpx.Response(200, text="data: [DONE]\n\n")
-
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-        spec = ModelSpec(provider="openai", name="fake", **spec)
-        await heard(OpenAIModel(spec, client=client, base_url=base_url, api_key=None), prompt)
-    return bodies[0]
+    """Return what a host is asked that cannot be reached from a test."""
+    network = NoNetwork()
+    model = OpenAIModel(
+        ModelSpec(provider="openai", name="fake", **spec),
+        client=network,
+        base_url=base_url,
+        api_key=None,
+    )
+    with pytest.raises(ModelError):
+        await heard(model, prompt)
+    return network.bodies[0]
 
 
 # How a conversation is written
@@ -667,35 +693,73 @@ async def test_each_request_of_a_session_begins_with_the_whole_of_the_one_before
 # What is heard
 
 
-async def test_an_answer_comes_in_pieces_and_ends_with_what_it_cost(kind):
+async def test_an_answer_comes_in_pieces_and_ends_with_what_it_cost():
     pieces = await answers(
         chunk({"role": "assistant", "content": ""}),
         chunk({"content": "Hel"}),
         chunk({"content": "lo"}),
         *end(),
-        kind=kind,
     )
 
-    assert pieces == [TextPiece("Hel"), TextPiece("lo"), Finished(USAGE, "stop")]
+    assert said(pieces) == "Hello"
+    assert pieces[-1] == Finished(USAGE, "stop")
 
 
-async def test_a_connection_is_used_again(kind):
-    async with asking(spoken("a"), spoken("b"), kind=kind) as (model, server):
+def test_what_comes_together_is_one_piece_for_each_kind_in_a_row():
+    lines = [
+        f"data: {json.dumps(each)}".encode()
+        for each in [
+            chunk({"reasoning_content": "let "}),
+            chunk({"reasoning_content": "me"}),
+            chunk({"thinking": "see"}),
+            chunk({"content": "Hel"}),
+            chunk({"content": "lo \ud83e"}),
+            chunk({"content": "\udde9"}),
+            calls(call("", id_="a", name="f", index=0)),
+            calls(call("{", index=0)),
+            calls(call("}", index=0)),
+            calls(call("{}", id_="b", name="g", index=1)),
+        ]
+    ]
+    together, alone = Answer(secret=""), Answer(secret="")
+
+    assert list(together.read(lines)) == [
+        ThinkingPiece("let me", {"reasoning_field": "reasoning_content"}),
+        ThinkingPiece("see"),
+        TextPiece("Hello 🧩"),
+        ToolCallPiece(0, "a", "f", "{}"),
+        ToolCallPiece(1, "b", "g", "{}"),
+    ]
+    assert [text_of_piece(piece) for line in lines for piece in alone.read([line])] == [
+        "let ", "me", "see", "Hel", "lo ", "🧩", "", "{", "}", "{}",
+    ]  # fmt: skip
+
+
+def test_what_came_before_a_bad_line_was_said():
+    pieces = Answer(secret="").read([f"data: {json.dumps(chunk({'content': 'a'}))}".encode(), b"{"])
+
+    assert next(pieces) == TextPiece("a")
+    with pytest.raises(ModelError):
+        next(pieces)
+
+
+async def test_a_connection_is_used_again():
+    async with asking(spoken("a"), spoken("b")) as (model, server):
         heard_ = [said(await heard(model)), said(await heard(model))]
 
     assert heard_ == ["a", "b"]
     assert server.connections == 1
 
 
-async def test_a_body_that_does_not_end_behind_done_holds_nobody_up(kind):
+async def test_a_body_that_does_not_end_behind_done_holds_nobody_up():
     async with asyncio.timeout(3):
-        pieces = await answers(*spoken("a"), {"_sleep": 60}, kind=kind)
+        pieces = await answers(*spoken("a"), {"_sleep": 60})
 
     assert said(pieces) == "a"
 
 
-async def test_closing_the_generator_closes_the_connection_at_once(kind):
-    async with asking([chunk({"content": "a"}), {"_sleep": 60}], kind=kind) as (model, server):
+async def test_closing_the_generator_closes_the_connection_at_once():
+    async with asking([chunk({"content": "a"}), {"_sleep": 60}]) as (model, server):
         pieces = model.stream(HI)
         await anext(pieces)
         await pieces.aclose()
@@ -703,8 +767,8 @@ async def test_closing_the_generator_closes_the_connection_at_once(kind):
             await server.left.wait()
 
 
-async def test_cancelling_the_reader_closes_the_connection_at_once(kind):
-    async with asking([chunk({"content": "a"}), {"_sleep": 60}], kind=kind) as (model, server):
+async def test_cancelling_the_reader_closes_the_connection_at_once():
+    async with asking([chunk({"content": "a"}), {"_sleep": 60}]) as (model, server):
         reading = asyncio.create_task(heard(model))
         await asyncio.sleep(0.1)
         reading.cancel()
@@ -1091,22 +1155,20 @@ async def test_rc_034_a_call_that_was_cut_by_the_limit_ends_with_length():
     assert pieces[-1] == Finished(USAGE, "length")
 
 
-async def test_rc_050_a_stream_that_breaks_off_is_no_answer(kind):
+async def test_rc_050_a_stream_that_breaks_off_is_no_answer():
     cut = [chunk({"content": "two tokens"}), CUT]
     half = [{"_raw": 'data: {"id":"c1","choices":[{"index":0,"delta":{"content":"cut in js'}, CUT]
     whole_body = [chunk({"content": "two tokens"})]
     half_body = half[:1]
-    errors = [await fails(*turn, kind=kind) for turn in (cut, half, whole_body, half_body, [])]
+    errors = [await fails(*turn) for turn in (cut, half, whole_body, half_body, [])]
 
     assert {(each.code, each.info.type, each.retryable) for each in errors} == {
         ("model_stream_cut", "upstream", True)
     }
 
 
-async def test_rc_051_a_reason_without_done_is_an_end_even_when_the_connection_breaks(kind):
-    pieces = await answers(
-        chunk({"content": "70 chunks"}), chunk({}, "content_filter"), CUT, kind=kind
-    )
+async def test_rc_051_a_reason_without_done_is_an_end_even_when_the_connection_breaks():
+    pieces = await answers(chunk({"content": "70 chunks"}), chunk({}, "content_filter"), CUT)
 
     assert pieces == [
         TextPiece("70 chunks"),
@@ -1176,7 +1238,7 @@ async def test_usage_may_stand_in_the_choice():
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-type": "application/json; charset=utf-8"}])
-async def test_an_answer_in_one_document_is_an_answer(kind, headers):
+async def test_an_answer_in_one_document_is_an_answer(headers):
     message = {
         "role": "assistant",
         "content": "hi",
@@ -1188,7 +1250,7 @@ async def test_an_answer_in_one_document_is_an_answer(kind, headers):
         "usage": COUNTED["usage"],
     }
     body = json.dumps(document, indent=2)
-    pieces = await answers(*refusal(200, body, **headers), kind=kind)
+    pieces = await answers(*refusal(200, body, **headers))
 
     assert pieces == [
         ThinkingPiece("hm", {"reasoning_field": "reasoning_content"}),
@@ -1308,8 +1370,8 @@ async def test_a_reason_that_means_failure_is_one():
         (302, "invalid_request", "model_invalid_request", False),
     ],
 )
-async def test_statuses_become_errors(kind, status, type_, code, retryable):
-    error = await fails(*refusal(status, complaint("no")), kind=kind)
+async def test_statuses_become_errors(status, type_, code, retryable):
+    error = await fails(*refusal(status, complaint("no")))
 
     assert (error.info.type, error.code, error.retryable) == (type_, code, retryable)
     assert (error.info.code, error.info.message) == (code, "no")
@@ -1359,8 +1421,8 @@ async def test_the_key_is_never_in_a_message():
         assert "secret" not in str(error)
 
 
-async def test_an_endless_error_body_is_read_no_further_than_needed(kind):
-    error = await fails(*refusal(500, "x" * 3_000_000), kind=kind)
+async def test_an_endless_error_body_is_read_no_further_than_needed():
+    error = await fails(*refusal(500, "x" * 3_000_000))
 
     assert error.info.message == "x" * 500
 
@@ -1385,8 +1447,8 @@ async def test_an_endless_error_body_is_read_no_further_than_needed(kind):
         ({"retry-after": "-5"}, None),
     ],
 )
-async def test_the_wait_a_provider_asks_for_is_read(kind, headers, seconds):
-    error = await fails(*refusal(429, complaint("slow down"), **headers), kind=kind)
+async def test_the_wait_a_provider_asks_for_is_read(headers, seconds):
+    error = await fails(*refusal(429, complaint("slow down"), **headers))
 
     assert error.retry_after_seconds == seconds
 
@@ -1456,10 +1518,10 @@ async def test_other_complaints_are_no_overflow(status, message):
     assert error.code != "model_context_overflow"
 
 
-async def test_a_provider_that_is_not_there_is_a_connection_error(kind):
-    async with kind(trust_env=False) as client:
+async def test_a_provider_that_is_not_there_is_a_connection_error():
+    async with client() as session:
         spec = ModelSpec(provider="openai", name="fake")
-        model = OpenAIModel(spec, client=client, base_url="http://127.0.0.1:1/v1", api_key=KEY)
+        model = OpenAIModel(spec, client=session, base_url="http://127.0.0.1:1/v1", api_key=KEY)
         with pytest.raises(ModelError) as caught:
             await heard(model)
 
@@ -1474,49 +1536,47 @@ async def test_a_provider_that_is_not_there_is_a_connection_error(kind):
 
 
 @pytest.mark.parametrize("base_url", ["http://x.org:port/v1", "ftp://x.org/v1"])
-async def test_an_address_that_is_none_is_an_error_of_the_setup(kind, base_url):
-    async with kind(trust_env=False) as client:
+async def test_an_address_that_is_none_is_an_error_of_the_setup(base_url):
+    async with client() as session:
         spec = ModelSpec(provider="openai", name="fake")
-        model = OpenAIModel(spec, client=client, base_url=base_url, api_key=KEY)
+        model = OpenAIModel(spec, client=session, base_url=base_url, api_key=KEY)
         with pytest.raises(ModelError) as caught:
             await heard(model)
 
     assert (caught.value.info.type, caught.value.retryable) == ("setup", False)
 
 
-async def test_a_connection_that_breaks_before_the_answer_is_a_connection_error(kind):
+async def test_a_connection_that_breaks_before_the_answer_is_a_connection_error():
     async def hang_up(reader, writer):
         await reader.read(10)
         writer.transport.abort()
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    async with server, kind(trust_env=False) as client:
+    async with server, client() as session:
         spec = ModelSpec(provider="openai", name="fake")
         base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        model = OpenAIModel(spec, client=client, base_url=base_url, api_key=None)
+        model = OpenAIModel(spec, client=session, base_url=base_url, api_key=None)
         with pytest.raises(ModelError) as caught:
             await heard(model)
 
     assert (caught.value.code, caught.value.retryable) == ("model_connection", True)
 
 
-async def test_silence_is_a_timeout(kind):
+async def test_silence_is_a_timeout():
     error = await fails(
         chunk({"content": "a"}),
         {"_sleep": 60},
-        kind=kind,
-        timeout_seconds=httpx.Timeout(5, read=0.2),
+        silence_seconds=0.2,
     )
 
     assert (error.code, error.info.type, error.retryable) == ("model_timeout", "connection", True)
 
 
-async def test_silence_after_the_reason_is_an_end(kind):
+async def test_silence_after_the_reason_is_an_end():
     pieces = await answers(
         chunk({"content": "a"}, "stop"),
         {"_sleep": 60},
-        kind=kind,
-        timeout_seconds=httpx.Timeout(5, read=0.2),
+        silence_seconds=0.2,
     )
 
     assert said(pieces) == "a"
