@@ -1,8 +1,9 @@
 """What an agent works with while it writes a reply."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from operator import is_
 
 from app.core.messages import Decision, Msg
@@ -43,15 +44,24 @@ class Equipment:
     external: Mapping[str, ToolSchema] = field(default_factory=dict[str, ToolSchema])
     asks: Mapping[str, list[Decision]] = field(default_factory=dict[str, list[Decision]])
 
-    @property
-    def schemas(self) -> list[ToolSchema]:
+    @cached_property
+    def schemas(self) -> Sequence[ToolSchema]:
         """What the model is told of the tools, always in the same order."""
-        return [*[tool.schema for tool in self.tools.values()], *self.external.values()]
+        return (*[tool.schema for tool in self.tools.values()], *self.external.values())
 
     def schema(self, name: str) -> ToolSchema | None:
         """Return what the model is told of a tool, if there is one of this name."""
         tool = self.tools.get(name)
         return self.external.get(name) if tool is None else tool.schema
+
+    @cached_property
+    def tokens(self) -> int:
+        """Estimate of what stands in every prompt: the system prompt and the tools."""
+        schemas: list[JsonObject] = [
+            {"name": each.name, "description": each.description, "parameters": each.parameters}
+            for each in self.schemas
+        ]
+        return count_text(self.system_prompt) + count_tools(schemas)
 
 
 @dataclass
@@ -66,14 +76,10 @@ class Meter:
 
     def count(self, equipment: Equipment, summary: str, context: list[Msg]) -> int:
         """Estimate the tokens of the whole prompt."""
-        schemas: list[JsonObject] = [
-            {"name": each.name, "description": each.description, "parameters": each.parameters}
-            for each in equipment.schemas
-        ]
-        total = count_text(equipment.system_prompt) + count_text(summary) + count_tools(schemas)
         finished, last = context[:-1], context[-1:]
         if len(self._counted) > len(finished) or not all(map(is_, self._counted, finished)):
             self._counted, self._tokens = [], 0
         self._tokens += sum(map(count_message, finished[len(self._counted) :]))
         self._counted = finished
-        return total + self._tokens + sum(map(count_message, last))
+        said = count_text(summary) + self._tokens + sum(map(count_message, last))
+        return equipment.tokens + said

@@ -76,7 +76,7 @@ def _complete(responses: dict[str, Any]) -> None:
 def _describe(schemas: dict[str, Any]) -> None:
     """Say of every field what the line below it says.
 
-    Pydantic would do it by itself, at import, by searching all modules for each class: a third of
+    Pydantic would do it by itself, at import, by searching all modules for each class: a tenth of
     what it takes to start, for a document that is hardly ever asked for.
     """
     for model in _values(Value):

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.adapters.tools.function import parameters_schema
 from app.core.state import Task, TasksContext
@@ -62,7 +62,12 @@ def task_tools() -> list[Tool]:
     ]
 
 
-class _Creation(Value):
+class _Arguments(Value):
+    # What stands below a field is what the model is told of it.
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class _Creation(_Arguments):
     subject: str = Field(min_length=1)
     """A brief title for the task"""
     description: str
@@ -71,16 +76,16 @@ class _Creation(Value):
     """Arbitrary metadata to attach to the task"""
 
 
-class _Choice(Value):
+class _Choice(_Arguments):
     task_id: str
     """The ID of the task to retrieve"""
 
 
-class _Nothing(Value):
+class _Nothing(_Arguments):
     pass
 
 
-class _Change(Value):
+class _Change(_Arguments):
     task_id: str
     """The task id."""
     subject: str | None = Field(default=None, min_length=1)
