@@ -10,6 +10,8 @@ from app.core.records import LogEntry
 MOST_BYTES = 32 * 1024 * 1024
 """Of all sessions together; the longest unused goes first."""
 MOST_BYTES_OF_ONE = 1024 * 1024
+MOST_BYTES_AT_ONCE = 128 * 1024
+"""What a reader is given at once: it may hold that for long."""
 OVERHEAD_BYTES = 200
 """What an entry takes beside its data, about."""
 
@@ -65,7 +67,14 @@ class Recent:
         start = seq + 1 - tail.entries[0].seq
         if not 0 <= start < len(tail.entries):
             return ()
-        return list(islice(tail.entries, start, start + limit))
+        found: list[LogEntry] = []
+        size = 0
+        for entry in islice(tail.entries, start, start + limit):
+            found.append(entry)
+            size += len(entry.data)
+            if size >= MOST_BYTES_AT_ONCE:
+                break
+        return found
 
     def newest(self, session_id: str) -> int:
         """Return the number of the newest event here; 0 when there is none."""

@@ -309,6 +309,8 @@ async def _unless_interrupted(work: Coroutine[object, object, None], gate: _Gate
     Cancellation is verified: a step that does not stop in time is left alone behind a shut gate.
     """
     step = asyncio.ensure_future(work)
+    # What it fails with is told below, or is nobody's business any more because the reply stops.
+    step.add_done_callback(_forget)
     waiting = asyncio.ensure_future(gate.interrupted.wait())
     stopped = False
     try:
@@ -320,8 +322,6 @@ async def _unless_interrupted(work: Coroutine[object, object, None], gate: _Gate
             step.cancel()
             await asyncio.wait({step}, timeout=CANCEL_PATIENCE_SECONDS)
             gate.shut = True
-            # What it fails with now or later is nobody's business any more: the reply stops anyway.
-            step.add_done_callback(_forget)
     if step.done() and step.cancelled() and not stopped:
         # Nobody here cancelled it: something that it used was, which is a failure like any other.
         raise ModelError(

@@ -388,7 +388,10 @@ class EventLog(Protocol):
         ...
 
     async def read(self, session_id: str, *, after: int, limit: int) -> list[LogEntry]:
-        """Return the events behind a number, in order. The caller has checked whose session it is."""
+        """Return the events behind a number, in order: some if there are any, and no more than fit.
+
+        The caller has checked whose session it is.
+        """
         ...
 
     async def positions(self, session_ids: Sequence[str]) -> dict[str, "Position"]:

@@ -149,6 +149,11 @@ class Database:
             raise NotSent("The database is busy or out of reach.") from error
         try:
             yield connection
+        except asyncio.CancelledError:
+            # Giving it back would wait for the server to confirm that it stopped, for as long as it
+            # does not answer: and whoever is cancelled has no time left.
+            connection.terminate()
+            raise
         finally:
             await pool.release(connection)
 
@@ -211,7 +216,8 @@ def _trouble_is_unavailable() -> Generator[None, None, None]:
         yield
     except asyncpg.DataError:
         raise
-    except (asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
+        # The driver calls it internal when a connection ends just as it is used.
         raise Unavailable("The database is busy or out of reach.") from error
     except asyncpg.PostgresError as error:
         # Connection, resources, an object in use, an operator's intervention, a rolled back

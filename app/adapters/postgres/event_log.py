@@ -11,9 +11,13 @@ from app.ports.stores import Position
 _BOUNDS = """
 SELECT oldest_seq, next_seq - 1 AS last FROM sessions WHERE id = :id AND tenant_id = :tenant
 """
+# At least one, and no more than fit: a reader holds what it was given until it has taken it.
 _READ = """
-SELECT seq, type, reply_id, data::text AS data FROM events
-WHERE session_id = :id AND seq > :after ORDER BY seq LIMIT :limit
+SELECT seq, type, reply_id, data FROM (
+  SELECT seq, type, reply_id, data::text AS data,
+    sum(octet_length(data::text)) OVER (ORDER BY seq) AS total
+  FROM events WHERE session_id = :id AND seq > :after ORDER BY seq LIMIT :limit
+) AS e WHERE total - octet_length(data) < :size ORDER BY seq
 """
 _POSITIONS = """
 SELECT id, next_seq - 1 AS last, interrupt, withdraw FROM sessions WHERE id = ANY(CAST(:ids AS text[]))
@@ -37,6 +41,8 @@ WHERE s.id = :id RETURNING s.oldest_seq
 """
 _DROP = "DELETE FROM events WHERE session_id = :id AND seq < :oldest"
 SESSIONS_AT_ONCE = 200
+MOST_BYTES = 128 * 1024
+"""Of events that are read at once; the last of them may go beyond."""
 
 
 class PostgresEventLog:
@@ -54,7 +60,8 @@ class PostgresEventLog:
 
     async def read(self, session_id: str, *, after: int, limit: int) -> list[LogEntry]:
         """Return the events behind a number, in order."""
-        rows = await self._database.all(_READ, {"id": session_id, "after": after, "limit": limit})
+        wanted = {"id": session_id, "after": after, "limit": limit, "size": MOST_BYTES}
+        rows = await self._database.all(_READ, wanted)
         return [LogEntry(row.seq, row.type, row.reply_id, row.data.encode()) for row in rows]
 
     async def positions(self, session_ids: Sequence[str]) -> dict[str, Position]:

@@ -157,7 +157,8 @@ class PostgresLeases:
     async def load(self, claim: Claim) -> Loaded:
         """Read where the session stands: the stored state, and the events since."""
         lease = claim.lease
-        async with self._database.begin() as transaction:
+        # One snapshot: the session may be taken away while it is read, and then be written.
+        async with self._database.begin(snapshot=True) as transaction:
             row = await transaction.first(_HEAD, _names(lease))
             if row is None:
                 raise Fenced
