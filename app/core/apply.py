@@ -452,8 +452,10 @@ def _withdraw(standing: Standing, discard: set[str]) -> None:
         kept = [block for block in message.content if block.id not in discard]
         if len(kept) == len(message.content):
             continue
-        message.content[:] = kept
-        if not kept:
+        if kept:
+            # Anew, because what was read of a message may be remembered as long as it is the same.
+            state.context[at] = message.model_copy(update={"content": kept})
+        else:
             del state.context[at]
 
 

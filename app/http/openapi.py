@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -24,11 +25,13 @@ _RESPONSE = {"$ref": "#/components/responses/Problem"}
 def install(app: FastAPI) -> None:
     """Describe every error of an application as the problem document that it is."""
     describe = app.openapi
+    whole: dict[str, Any] | None = None
 
     def described() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _completed(describe())
-        return app.openapi_schema
+        nonlocal whole
+        if whole is None:
+            whole = _completed(describe())
+        return whole
 
     app.openapi = described
 
@@ -81,8 +84,8 @@ def _describe(schemas: dict[str, Any]) -> None:
     """
     for model in _values(Value):
         name = re.sub(r"[^\w.-]", "_", model.__name__)
-        for key in (name, f"{name}-Input", f"{name}-Output"):
-            fields: dict[str, Any] = schemas.get(key, {}).get("properties", {})
+        for key in {name, f"{name}-Input", f"{name}-Output"} & schemas.keys():
+            fields: dict[str, Any] = schemas[key].get("properties", {})
             for field, text in _meanings(model).items():
                 if field in fields:
                     fields[field].setdefault("description", text)
@@ -104,9 +107,13 @@ def _meanings(model: type[Value]) -> dict[str, str]:
 
 @cache
 def _documented(module: str) -> dict[str, dict[str, str]]:
-    """Read the fields' docstrings of a module's classes."""
+    """Read the fields' docstrings of a module's classes; where its source is not there, none."""
     classes: dict[str, dict[str, str]] = {}
-    for outer in ast.parse(inspect.getsource(sys.modules[module])).body:
+    try:
+        source = Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
+    except (KeyError, OSError):
+        return classes
+    for outer in ast.parse(source).body:
         if not isinstance(outer, ast.ClassDef):
             continue
         fields = classes[outer.name] = {}
