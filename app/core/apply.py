@@ -162,23 +162,20 @@ class Standing:
             or (call.state == "submitted" and call.id not in self.calls.returned)
         ]
 
+    def is_own(self, message: Msg) -> bool:
+        """Tell whether the current reply writes a message, or a part of it."""
+        return message.role == "assistant" and message.id == self.state.reply_id
+
     def written_blocks(self) -> list[str]:
         """Name every block that the current reply has written."""
-        written = [
-            block.id
-            for message in self.state.context
-            if message.role == "assistant" and message.id == self.state.reply_id
-            for block in message.content
-        ]
+        own = [message for message in self.state.context if self.is_own(message)]
+        written = [block.id for message in own for block in message.content]
         return list(dict.fromkeys([*written, *self.call]))
 
     def usage(self) -> Usage | None:
         """Sum up what the current reply has cost, whose message may go on behind another one."""
-        costs = [
-            message.usage
-            for message in self.state.context
-            if message.role == "assistant" and message.id == self.state.reply_id and message.usage
-        ]
+        own = [message for message in self.state.context if self.is_own(message)]
+        costs = [message.usage for message in own if message.usage]
         return reduce(Usage.plus, costs) if costs else None
 
 
@@ -267,7 +264,7 @@ def apply(standing: Standing, event: Event) -> None:  # noqa: C901, PLR0912, PLR
         case ReplyStartEvent():
             _start_reply(standing, event)
         case ReplyResumedEvent():
-            _withdraw(standing, set(event.discard))
+            _withdraw(standing, event)
         case ReplyEndEvent():
             _end_reply(standing, event)
         case StateUpdatedEvent():
@@ -426,10 +423,11 @@ def _start_reply(standing: Standing, event: ReplyStartEvent) -> None:
     )
 
 
-def _withdraw(standing: Standing, discard: set[str]) -> None:
+def _withdraw(standing: Standing, event: ReplyResumedEvent) -> None:
     """Take back what a broken model call has said, and the results that were being streamed.
 
-    Results that somebody else is to tell are not broken: they go on being waited for.
+    Results that somebody else is to tell are not broken: they go on being waited for. Of a reply that
+    is rolled back nothing stays.
     """
     state = standing.state
     standing.open.clear()
@@ -443,20 +441,17 @@ def _withdraw(standing: Standing, discard: set[str]) -> None:
     standing.results = {
         call_id: result for call_id, result in standing.results.items() if call_id in submitted
     }
-    if not discard:
+    if event.reason == "rolled_back":
+        state.context[:] = [each for each in state.context if not standing.is_own(each)]
         return
-    for at in range(len(state.context) - 1, -1, -1):
-        message = state.context[at]
-        if message.role != "assistant" or message.id != state.reply_id:
-            continue
-        kept = [block for block in message.content if block.id not in discard]
-        if len(kept) == len(message.content):
-            continue
-        if kept:
-            # Anew, because what was read of a message may be remembered as long as it is the same.
-            state.context[at] = message.model_copy(update={"content": kept})
-        else:
-            del state.context[at]
+    tail = state.own_tail(standing.agent_name)
+    discard = set(event.discard)
+    if tail is None or not discard.intersection(block.id for block in tail.content):
+        return
+    state.context.pop()
+    if kept := [block for block in tail.content if block.id not in discard]:
+        # Anew, because what was read of a message may be remembered as long as it is the same.
+        state.context.append(tail.model_copy(update={"content": kept}))
 
 
 def _end_reply(standing: Standing, event: ReplyEndEvent) -> None:

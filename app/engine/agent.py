@@ -205,7 +205,7 @@ class _MemoryJournal:
         self.emit(event)
         self.parked = True
 
-    async def end(self, event: ReplyEndEvent) -> bool:
+    async def end(self, event: ReplyEndEvent, *, withdrawn: bool) -> bool:  # noqa: ARG002 - nobody can ask for it
         self.emit(event)
         return True
 

@@ -49,8 +49,12 @@ class Journal(Protocol):
         """Let the reply begin to wait for calls: with what is recorded next the session is let go."""
         ...
 
-    async def end(self, event: ReplyEndEvent) -> bool:
+    async def end(self, event: ReplyEndEvent, *, withdrawn: bool) -> bool:
         """Let the reply end, and wait until that is recorded.
+
+        Args:
+            event: The end.
+            withdrawn: Whether what the reply wrote was taken back.
 
         Returns:
             Whether it has ended. Not when people still want something of it: a message waits to join

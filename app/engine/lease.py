@@ -141,7 +141,7 @@ class LeasedJournal:
         rolled_back = isinstance(event, ReplyResumedEvent) and event.reason == "rolled_back"
         before = list(self.standing.state.context) if rolled_back else []
         if rolled_back:
-            self._spent, self._withdrawn = self.standing.usage(), True
+            self._spent = self.standing.usage()
         apply(self.standing, event)
         self._pending.add(event)
         if isinstance(event, _BORDERS):
@@ -164,8 +164,9 @@ class LeasedJournal:
         """Record with what comes next that a reply which waited goes on."""
         self._pending.transitions.append(Continued(reply_id))
 
-    async def end(self, event: ReplyEndEvent) -> bool:
+    async def end(self, event: ReplyEndEvent, *, withdrawn: bool) -> bool:
         """Let the reply end, and wait until that is recorded; False when it has to go on."""
+        self._withdrawn = withdrawn
         self._before_end = BeforeEnd.of(self.standing, event.reply_id)
         self._refused = False
         self.emit(event)
@@ -361,7 +362,7 @@ class LeasedJournal:
         match event:
             case ReplyStartEvent():
                 self.interrupted.clear()
-                self.withdrawing = self._withdrawn = False
+                self.withdrawing = False
                 self._spent = None
                 reply_id, withdraw = self._to_stop
                 self.stop(reply_id, withdraw=withdraw)

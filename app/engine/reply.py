@@ -218,7 +218,8 @@ async def _end(bench: Bench, end: _End, *, tasks: TasksContext) -> bool:
         end_model_call(bench, finished=None)
     for call in standing.state.get_unfinished_tool_calls(bench.equipment.name):
         close_call(bench, call, reason=end.closing)
-    if journal.interrupted.is_set() and journal.withdrawing:
+    withdrawn = journal.interrupted.is_set() and journal.withdrawing
+    if withdrawn:
         _roll_back(bench, tasks)
     await _join_inputs(bench)
     return await journal.end(
@@ -228,7 +229,8 @@ async def _end(bench: Bench, end: _End, *, tasks: TasksContext) -> bool:
             finished_reason=end.reason,
             error=end.error,
             created_at=bench.now(),
-        )
+        ),
+        withdrawn=withdrawn,
     )
 
 
@@ -236,12 +238,14 @@ def _roll_back(bench: Bench, tasks: TasksContext) -> None:
     """Take back everything that the reply wrote, and what it planned."""
     standing = bench.journal.standing
     reply_id, now = standing.state.reply_id, bench.now()
-    if written := standing.written_blocks():
-        bench.journal.emit(
-            ReplyResumedEvent(
-                reply_id=reply_id, discard=written, reason="rolled_back", created_at=now
-            )
+    bench.journal.emit(
+        ReplyResumedEvent(
+            reply_id=reply_id,
+            discard=standing.written_blocks(),
+            reason="rolled_back",
+            created_at=now,
         )
+    )
     if standing.state.tasks_context != tasks:
         bench.journal.emit(
             StateUpdatedEvent(
@@ -290,8 +294,8 @@ class _Gate:
             raise asyncio.CancelledError
         self.inner.park(event, calls)
 
-    async def end(self, event: ReplyEndEvent) -> bool:
-        return await self.inner.end(event)
+    async def end(self, event: ReplyEndEvent, *, withdrawn: bool) -> bool:
+        return await self.inner.end(event, withdrawn=withdrawn)
 
     async def inputs(self) -> Sequence[Msg]:
         return await self.inner.inputs()

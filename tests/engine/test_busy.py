@@ -354,6 +354,22 @@ async def test_a_message_that_interrupts_stops_one_that_has_not_begun(here: Repl
     assert await violations(here.database, session) == []
 
 
+async def test_a_reply_that_has_written_nothing_is_taken_back_too(here: Replica) -> None:
+    agent = await here.agent(injection={"inject_runtime_state": False})
+    session = await here.session(agent)
+    worker = here.worker(WrittenModel([[WrittenModel.HANG], say("two")]))
+    await worker.start()
+    first = await here.send(session, "first")
+    await until_running(here, session)
+    await here.send(session, "second", on_busy="rollback")
+    await until_idle(here, session)
+    await worker.stop(NOW)
+
+    assert (await reasons(here, session))[first.reply_id] == "interrupted"
+    assert [text for _, text in await said(here, session)] == ["first", "second", "two"]
+    assert await violations(here.database, session) == []
+
+
 async def test_rollback_after_interrupt_takes_back_after_all(here: Replica) -> None:
     session = await here.session()
     slow = Hang("Slow", stubborn=True)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from app.core.records import LogEntry
 from app.engine import recent
-from app.engine.recent import Recent
+from app.engine.recent import MOST_BYTES_AT_ONCE, Recent
 
 
 def entry(seq: int, size: int = 10) -> LogEntry:
@@ -46,7 +46,8 @@ def test_one_session_takes_no_more_than_its_share() -> None:
     for seq in range(1, 2001):
         held.add("s", [entry(seq, size=10_000)])
 
-    assert len(held.after("s", 1900, limit=1000)) == 100
+    assert len(held.after("s", 1990, limit=1000)) == 10
+    assert len(held.after("s", 1900, limit=1000)) == MOST_BYTES_AT_ONCE // 10_000 + 1
     assert list(held.after("s", 0, limit=1000)) == []
 
 

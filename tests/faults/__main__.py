@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.faults.postgres import postgres_server
 from tests.faults.scenarios import SCENARIOS, Outcome, p99, run
+from tests.faults.streams import MEASURES, take
 
 COLUMNS = (
     "scenario", "seed", "faults", "messages", "events", "resumes", "interrupted calls",
@@ -70,7 +71,9 @@ def machine() -> str:
 async def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help=f"of {', '.join(SCENARIOS)}; all when none is given"
+        "names",
+        nargs="*",
+        help=f"of {', '.join([*SCENARIOS, *MEASURES])}; all when none is given",
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--faults", type=int, help="faults of each, instead of its own number")
@@ -78,13 +81,15 @@ async def main() -> int:
     parser.add_argument("--short", action="store_true", help="the form that the tests run")
     parser.add_argument("--keep", type=Path, help="where logs are kept when something was wrong")
     given = parser.parse_args()
-    if unknown := set(given.names) - set(SCENARIOS):
+    if unknown := set(given.names) - {*SCENARIOS, *MEASURES}:
         parser.error(f"no such scenario: {', '.join(sorted(unknown))}")
-    print(line(COLUMNS))
-    print(line(["---"] * len(COLUMNS)), flush=True)
     bad = 0
     async with postgres_server() as postgres:
-        for name in given.names or SCENARIOS:
+        scenarios = [name for name in given.names or SCENARIOS if name in SCENARIOS]
+        if scenarios:
+            print(line(COLUMNS))
+            print(line(["---"] * len(COLUMNS)), flush=True)
+        for name in scenarios:
             scenario = SCENARIOS[name]
             faults, messages = scenario.short if given.short else scenario.long
             outcome = await run(
@@ -103,6 +108,17 @@ async def main() -> int:
             for each in outcome.violations[:20]:
                 print(f"  {each}", file=sys.stderr, flush=True)
             bad += len(outcome.violations)
+        for name in [name for name in given.names or MEASURES if name in MEASURES]:
+            measure = MEASURES[name]
+            sizes = measure.short if given.short else measure.long
+            measured = await take(measure, postgres, seed=given.seed, sizes=sizes, keep=given.keep)
+            values = "; ".join(f"{name}: {value:,}" for name, value in measured.values.items())
+            print(f"\n{name}, seed {measured.seed}: {values}", end="")
+            wrong = f"violations: {len(measured.violations)}; known: {len(measured.known)}"
+            print(f"; {wrong}; {measured.seconds:.0f} s", flush=True)
+            for each in [*measured.violations, *measured.known][:20]:
+                print(f"  {each}", file=sys.stderr, flush=True)
+            bad += len(measured.violations)
     print(f"\n{machine()}")
     return 1 if bad else 0
 

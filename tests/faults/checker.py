@@ -26,8 +26,11 @@ from tests.faults.readers import Reader
 from tests.support.checker import TENANT, violations
 
 BEYOND_TTL_SECONDS = 10.0
+COUNTED = {"Count", "Careful"}
+READ_UP_SECONDS = 15.0
 _BEGINS = re.compile(
-    r"\d{4}-\d\d-\d\dT\S+ |(?=Task )|(?=Bearings is at)|(?=Future )|(?=Exception (in|ignored) )"
+    r"\d{4}-\d\d-\d\dT\S+ "
+    r"|(?=Task )|(?=Future )|(?=Exception (in|ignored) )|(?=Bearings is at)|(?=ERROR:)"
 )
 """How something said in a log begins; a traceback that follows belongs to it."""
 _RAISED = re.compile(r"[\w.]+(: |$)")
@@ -44,6 +47,7 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idl
 _EVENTS = (
     "SELECT seq, type, reply_id, data::text AS data FROM events WHERE session_id = :id ORDER BY seq"
 )
+_LAST = "SELECT session_id AS id, max(seq) AS last FROM events GROUP BY session_id"
 _REPLIES = """
 SELECT id, session_id, finished_reason, extract(epoch FROM created_at)::float8 AS created,
   extract(epoch FROM finished_at)::float8 AS finished FROM replies
@@ -108,26 +112,32 @@ async def check(
     by_session: dict[str, list[Submission]] = defaultdict(list)
     for submission in history.submissions:
         by_session[submission.session].append(submission)
-    seen = {reader.session: reader for reader in readers}
+    watched: dict[str, list[Reader]] = defaultdict(list)
+    for reader in readers:
+        watched[reader.session].append(reader)
     sessions = {row.id for row in await database.all("SELECT id FROM sessions", {})}
+    await _read_up(database, readers)
     for session in sorted(sessions | set(by_session)):
         if session not in sessions:
             found.violations.append(f"3: {session} was made and is not there")
             continue
-        found.violations += [f"{session}: {each}" for each in await violations(database, session)]
+        found.violations += await _stands(database, session)
         rows = await database.all(_EVENTS, {"id": session})
         events = [orjson.loads(row.data) | {"seq": row.seq} for row in rows]
         found.violations += answered(session, events, by_session[session])
-        found.violations += await _said(database, session, events)
-        if session in seen:
-            found.violations += await _joined(seen[session], events)
+        for reader in watched[session]:
+            found.violations += joined(reader, events)
         found.counts["events"] += len(events)
         found.counts.update(event["type"] for event in events)
         tools.see(session, events)
     found.violations += await _in_time(database, history, ttl)
     found.violations += await idle(database, urls)
     if folder is not None:
-        found.violations += effects(_lines(folder / "effects"), tools.begun, tools.success)
+        done = _lines(folder / "effects")
+        found.violations += effects(done, tools.begun, tools.success)
+        found.violations += [
+            f"8: {key} was denied and took effect" for key in tools.denied & set(done)
+        ]
         found.violations += _logs(folder)
         found.counts["fenced"] = len(_fenced(folder))
     found.counts["interrupted calls"] = tools.interrupted
@@ -142,21 +152,31 @@ class _Tools:
     begun: set[str] = field(default_factory=set)
     success: Counter[str] = field(default_factory=Counter)
     interrupted: int = 0
+    denied: set[str] = field(default_factory=set)
 
     def see(self, session: str, events: Sequence[dict[str, Any]]) -> None:
         for event in events:
             key = f"{session}:{event.get('reply_id')}:{event.get('tool_call_id')}"
-            if event["type"] == "TOOL_RESULT_START" and event["tool_call_name"] == "Count":
+            if event["type"] == "TOOL_RESULT_START" and event["tool_call_name"] in COUNTED:
                 self.begun.add(key)
+            for each in event.get("confirm_results", ()):
+                if not each["confirmed"]:
+                    self.denied.add(f"{session}:{event['reply_id']}:{each['tool_call']['id']}")
             if event["type"] == "TOOL_RESULT_END":
                 self.interrupted += event["state"] == "interrupted"
-                self.success[key] += event["state"] == "success"
+                self.success[key] += event["state"] == "success" and key not in self.denied
 
 
 async def _takeovers(database: Database, history: History) -> dict[str, list[float]]:
-    """Return, by kind of fault, the seconds until another holder went on with each reply."""
+    """Return, by kind of fault, the seconds until another holder went on with each reply.
+
+    A reply whose next holder was taken away too, before it said anything, counts from then.
+    """
     found: dict[str, list[float]] = defaultdict(list)
-    for each in history.bereaved:
+    lost = {(each.session, each.epoch): each for each in reversed(history.bereaved)}
+    for each in lost.values():
+        if (each.session, each.epoch + 1) in lost:
+            continue
         named = {"session": each.session, "reply": each.reply, "epoch": each.epoch}
         row = await database.first(_TAKEOVER, named)
         if row is not None and row.at is not None:
@@ -183,6 +203,8 @@ def answered(
     for submission in submissions:
         replies = asked.pop(submission.text, [])
         named = f"{session}: {submission.key or 'no key'}, {submission.text!r}"
+        if submission.refused and replies:
+            found.append(f"7: {named} was refused, and is answered by {replies}")
         if len(replies) > 1:
             found.append(f"7: {named} was accepted {len(replies)} times")
         if submission.accepted and submission.replies != set(replies):
@@ -236,22 +258,34 @@ async def _taken(url: str) -> str:
     return f"9: {url} has {count} connections taken" if count else ""
 
 
-async def _said(database: Database, session: str, events: Sequence[dict[str, Any]]) -> list[str]:
+async def _stands(database: Database, session: str) -> list[str]:
+    """Ask what the rows of a session say by themselves, and whether its replies are whole."""
+    try:
+        found = await violations(database, session)
+        state, _ = await PostgresSessions(database).state(TENANT, session)
+        rows = await database.all(_EVENTS, {"id": session})
+        found += _said(state, [orjson.loads(row.data) for row in rows])
+    except Exception as error:  # noqa: BLE001 - what cannot even be read is what is looked for
+        found = [f"11: it cannot be read again: {error!r}"]
+    return [f"{session}: {each}" for each in found]
+
+
+def _said(state: AgentState, events: Sequence[dict[str, Any]]) -> list[str]:
     """Ask whether each complete reply says what the model says, no more and no less."""
-    state, _ = await PostgresSessions(database).state(TENANT, session)
     said = _texts(state)
     wanted = {}
     for event in events:
         if event["type"] == "MESSAGE_RECEIVED":
             wish = Wish.read(event["message"]["content"][0].get("text", ""))
-            wanted[event["reply_id"]] = wish.answer() if wish else None
+            steered = event["reply_id"] in wanted
+            wanted[event["reply_id"]] = wish.answer() if wish and not steered else None
     found = []
     for event in events:
         if event["type"] != "REPLY_END" or event.get("finished_reason") != "completed":
             continue
         reply = event["reply_id"]
         if wanted.get(reply) is not None and said.get(reply) != wanted[reply]:
-            found.append(f"5: {session}: {reply} says {said.get(reply)!r}, not {wanted[reply]!r}")
+            found.append(f"5: {reply} says {said.get(reply)!r}, not {wanted[reply]!r}")
     return found
 
 
@@ -262,19 +296,27 @@ def _texts(state: AgentState) -> dict[str, str]:
     }
 
 
-async def _joined(reader: Reader, events: Sequence[dict[str, Any]]) -> list[str]:
+async def _read_up(database: Database, readers: Sequence[Reader]) -> None:
+    """Let readers come to the end of their logs, if they can."""
+    last = {row.id: row.last for row in await database.all(_LAST, {})}
+    await asyncio.gather(
+        *[reader.until(last.get(reader.session, 0), seconds=READ_UP_SECONDS) for reader in readers]
+    )
+
+
+def joined(reader: Reader, events: Sequence[dict[str, Any]]) -> list[str]:
     """Ask 4: what a reader has joined is the log."""
     last = events[-1]["seq"] if events else 0
-    if not await reader.until(last, seconds=15):
+    if reader.last < last:
         return [f"4: {reader.session}: a reader stands at {reader.last} of {last}"]
-    joined = [orjson.loads(data) for data in reader.joined]
-    if joined == list(events):
+    seen = [orjson.loads(data) for data in reader.joined]
+    if seen == list(events):
         return []
-    numbers = [event["seq"] for event in joined]
+    numbers = [event["seq"] for event in seen]
     lacking = sorted({event["seq"] for event in events} - set(numbers))
     return [
         (
-            f"4: {reader.session}: a reader joined {len(joined)} of {len(events)} events; "
+            f"4: {reader.session}: a reader joined {len(seen)} of {len(events)} events; "
             f"it lacks {lacking[:5]}, and saw {len(numbers) - len(set(numbers))} twice"
         )
     ]

@@ -5,11 +5,14 @@ has another form now is an error: a control that changes nothing would pass for 
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from app.adapters.postgres import leases, replies
+import asyncpg
+
+from app.adapters.postgres import appending, leases, replies
 from app.core.errors import Unavailable
 from app.core.records import LogEntry
 from app.engine import event_log, wakeups
@@ -26,28 +29,52 @@ def _edit(module: Any, name: str, old: str, new: str) -> None:
 
 def fence_off() -> None:
     """Write whoever else holds the session."""
-    for name in ("_APPEND", "_RENEW", "_RELEASE", "_HEAD", "_ENVIRONMENT"):
+    _edit(appending, "HELD", FENCE, "")
+    appending.statement.cache_clear()
+    for name in ("_RENEW", "_RELEASE", "_HEAD", "_ENVIRONMENT"):
         _edit(leases, name, FENCE, "")
 
 
 def serial_cursor() -> None:
     """Number events by a sequence before the session's row is locked: they no longer come in order."""
+    with suppress(asyncpg.PostgresError):
+        asyncio.run(_make_sequence(os.environ["BEARINGS_DATABASE_URL"]))
     early = "WITH n AS MATERIALIZED (SELECT nextval('faults_serial') AS base), "
     early += "z AS MATERIALIZED (SELECT base, pg_sleep(random() * 0.05) FROM n), s AS ("
-    for module, name, old in (
-        (leases, "_APPEND", "next_seq = next_seq + :count"),
-        (replies, "_SUBMIT", "next_seq = next_seq + 1"),
-    ):
-        _edit(module, name, old, "next_seq = greatest(next_seq, (SELECT base FROM z) + 100)")
-        _edit(module, name, "WITH s AS (", early)
-    _edit(leases, "_APPEND", "next_seq - :count AS base", "(SELECT base FROM z) AS base")
-    _edit(
-        leases,
-        "_APPEND",
-        "head_seq = CASE WHEN :saves THEN next_seq",
-        "head_seq = CASE WHEN :saves THEN (SELECT base FROM z)",
-    )
-    _edit(replies, "_SUBMIT", "next_seq - 1 AS seq", "(SELECT base FROM z) AS seq")
+    for name in ("_SUBMIT", "_SUBMIT_AND_TAKE"):
+        late = "next_seq = greatest(s.next_seq, (SELECT base FROM z) + 100)"
+        _edit(replies, name, "next_seq = s.next_seq + 1", late)
+        _edit(replies, name, "WITH s AS (", early)
+        _edit(replies, name, "s.next_seq - 1 AS seq", "(SELECT base FROM z) AS seq")
+    write = appending.statement
+
+    def serial(shape: appending.Shape) -> str:
+        text = write(shape)
+        for old, new in (
+            (
+                "next_seq = next_seq + :count",
+                "next_seq = greatest(next_seq, (SELECT base FROM z) + 100)",
+            ),
+            ("WITH s AS (", early),
+            ("next_seq - :count AS base", "(SELECT base FROM z) AS base"),
+            ("head_seq = next_seq + ", "head_seq = (SELECT base FROM z) + "),
+        ):
+            if old not in text and not old.startswith("head_seq"):
+                raise RuntimeError(f"an append has another form now: {old!r} is not in it")
+            text = text.replace(old, new)
+        # Every parameter has to be there still.
+        return text.replace("SELECT base, ", "SELECT :count * 0 + base AS base, ")
+
+    leases.statement = serial
+
+
+async def _make_sequence(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        # A write takes one number, and its events those that follow it.
+        await connection.execute("CREATE SEQUENCE faults_serial INCREMENT 1000")
+    finally:
+        await connection.close()
 
 
 def blind_retry() -> None:
@@ -71,7 +98,7 @@ def read_then_subscribe() -> None:
     wakeups.POLL_SECONDS = 1e9
 
     async def tail(
-        self: Any, session_id: str, *, after: int, follow: bool = True
+        self: Any, session_id: str, *, after: int, follow: bool = True, just_appended: bool = False
     ) -> AsyncGenerator[Sequence[LogEntry], None]:
         while True:
             entries = await self._log.read(session_id, after=after, limit=event_log.BATCH)

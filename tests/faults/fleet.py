@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class Replica:
     nursery: "Nursery"
     pid: int = 0
     starts: int = 0
+    was_ready: bool = False
     ended: asyncio.Future[int] = field(default_factory=asyncio.Future)
 
     @property
@@ -38,10 +39,12 @@ class Replica:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, **more: str) -> None:
+        self.was_ready = False
         self.pid, self.ended = await self.nursery.bear(self.log, self.environment | more)
         self.starts += 1
 
     def signal(self, number: int) -> None:
+        assert not self.ended.done(), f"{self.name} has ended by itself: {self.ended.result()}"
         os.kill(self.pid, number)
 
     async def kill(self) -> None:
@@ -49,18 +52,27 @@ class Replica:
         await self.ended
 
     async def ready(self) -> None:
-        """Wait until it answers, or has ended."""
+        """Wait until it answers; one whose database broke while it started is started again."""
         deadline = time.monotonic() + READY_SECONDS
-        async with aiohttp.ClientSession() as client:
-            while not self.ended.done():
-                try:
-                    async with client.get(f"{self.url}/readyz", timeout=ALIVE) as answer:
-                        if answer.status == 200:
-                            return
-                except (aiohttp.ClientError, TimeoutError):
-                    pass
-                assert time.monotonic() < deadline, f"{self.name} did not get ready: see {self.log}"
-                await asyncio.sleep(0.02)
+        while True:
+            assert time.monotonic() < deadline, f"{self.name} did not get ready: see {self.log}"
+            if self.ended.done():
+                assert not self.was_ready, f"{self.name} has ended by itself"
+                await self.start()
+            if await self.answers():
+                self.was_ready = True
+                return
+            await asyncio.sleep(0.02)
+
+    async def answers(self) -> bool:
+        """Tell whether it is ready now."""
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with (
+                aiohttp.ClientSession() as client,
+                client.get(f"{self.url}/readyz", timeout=ALIVE) as answer,
+            ):
+                return answer.status == 200
+        return False
 
 
 ALIVE = aiohttp.ClientTimeout(total=2)

@@ -14,6 +14,9 @@ class Submission:
     key: str | None
     replies: set[str] = field(default_factory=set)
     """The replies that were acknowledged for it: one, if all is well."""
+    on_busy: str = "enqueue"
+    refused: bool = False
+    """Whether it was refused because the session was busy."""
 
     @property
     def accepted(self) -> bool:

@@ -6,15 +6,7 @@ scenarios fail if it comes back.
 
 import re
 
-KNOWN = {
-    # tests/faults/test_known.py: a pooled connection that the server has just ended is used before its
-    # end is noticed. asyncpg then raises InternalClientError, which nobody turns into `Unavailable`.
-    "InternalClientError": re.compile(
-        r"cannot switch to state \d+|InternalClientError|was answered 500"
-    ),
-    # A round of tools whose session is lost: its task raises what nobody asks for.
-    "never retrieved": re.compile(r"Task exception was never retrieved"),
-}
+KNOWN: dict[str, re.Pattern[str]] = {}
 
 
 def is_known(violation: str) -> bool:

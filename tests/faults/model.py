@@ -14,7 +14,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-WISH = re.compile(r"(m\S+) rounds=(\d+) calls=(\d+) chunks=(\d+) pause=(\d+)(?: pad=(\d+))?")
+WISH = re.compile(
+    r"(m\S+) rounds=(\d+) calls=(\d+) chunks=(\d+) pause=(\d+)(?: pad=(\d+))?(?: waits=(\d+))?"
+)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -29,13 +31,15 @@ class Wish:
     pause_ms: int = 10
     pad: int = 0
     """Characters more in each chunk."""
+    waits: int = 0
+    """Calls more in each round that wait for a person, or for the client."""
 
     @property
     def text(self) -> str:
         pad = f" pad={self.pad}" if self.pad else ""
         return (
             f"{self.name} rounds={self.rounds} calls={self.calls} chunks={self.chunks} "
-            f"pause={self.pause_ms}{pad}"
+            f"pause={self.pause_ms}{pad}" + (f" waits={self.waits}" if self.waits else "")
         )
 
     @classmethod
@@ -125,10 +129,14 @@ def tool_calls(wish: Wish, turn: int) -> list[dict[str, Any]]:
     """Return a round's calls: always the same for the same message and round."""
     chance = random.Random(f"{wish.name}.{turn}")
     calls = []
-    for at in range(wish.calls):
+    for at in range(wish.calls + wish.waits):
         name = chance.choice(["Count", "Count", "TaskCreate", "TaskList"])
+        if at >= wish.calls:
+            name = chance.choice(["Careful", "Lookup"])
         arguments = {
             "Count": {"seconds": round(chance.uniform(0, 0.1), 3)},
+            "Careful": {"seconds": round(chance.uniform(0, 0.1), 3)},
+            "Lookup": {"q": wish.name},
             "TaskCreate": {"subject": f"{wish.name}.{turn}.{at}", "description": "d"},
             "TaskList": {},
         }[name]
@@ -199,5 +207,7 @@ def _write(writer: asyncio.StreamWriter, delta: dict[str, Any], finish: str | No
 
 
 def _frame(writer: asyncio.StreamWriter, text: str) -> None:
+    if writer.transport.is_closing():
+        raise ConnectionResetError
     data = b"data: " + text.encode() + b"\n\n"
     writer.write(b"%x\r\n%b\r\n" % (len(data), data))

@@ -3,11 +3,13 @@
 import asyncio
 import random
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from app.adapters.postgres.database import Database
+from app.engine.failpoints import EXIT_CODE, FAILPOINTS
 from tests.faults.fleet import Replica
 from tests.faults.history import Bereaved, History
 from tests.faults.postgres import Postgres
@@ -35,6 +37,8 @@ class Scene:
     history: History
     chance: random.Random
     ttl: float
+    provoke: Callable[[str, str], Awaitable[None]]
+    """Does at one replica what leads past a fail point."""
 
     async def bereave(self, kind: str, replica: Replica) -> None:
         """Take down which replies have lost their writer just now."""
@@ -45,7 +49,14 @@ class Scene:
         await asyncio.sleep(self.chance.uniform(least, most))
 
 
+POINT_SECONDS = 30
+GRACE_SECONDS = 5
+"""That replicas have when they are told to stop."""
 Nemesis: TypeAlias = Callable[[Scene, int], Awaitable[None]]
+
+
+async def nothing(scene: Scene, count: int) -> None:
+    """Break nothing, for controls whose mistake needs no help."""
 
 
 async def kill(scene: Scene, count: int) -> None:
@@ -69,12 +80,61 @@ async def terminate(scene: Scene, count: int) -> None:
         await scene.pause(0.3, 1.0)
         scene.history.fault("terminate", replica.name)
         await scene.bereave("terminate", replica)
+        begun = time.monotonic()
         replica.signal(signal.SIGTERM)
         code = await replica.ended
-        if code != 0:
-            scene.history.violation(f"14: {replica.name} ended with {code}")
+        seconds = time.monotonic() - begun
+        if code != 0 or seconds > GRACE_SECONDS + 2:
+            scene.history.violation(f"14: {replica.name} ended with {code} after {seconds:.1f} s")
         await replica.start()
     await _whole(scene)
+
+
+async def fail_at_points(scene: Scene, count: int) -> None:
+    """Let one replica die at each fail point, so many times; another goes on."""
+    replica = scene.replicas[0]
+    await replica.ready()
+    await replica.kill()
+    for name in FAILPOINTS:
+        for _ in range(count):
+            passes = 1 if name.startswith("release") else scene.chance.randint(1, 3)
+            try:
+                async with asyncio.timeout(POINT_SECONDS):
+                    await _die_at(scene, replica, name, passes)
+                scene.history.fault("point", name)
+            except TimeoutError:
+                scene.history.violation(f"the fail point {name} was not passed")
+                if not replica.ended.done():
+                    await replica.kill()
+    await replica.start()
+    await _whole(scene)
+
+
+async def _die_at(scene: Scene, replica: Replica, name: str, passes: int) -> None:
+    """Let a replica do what leads past a fail point, until it dies there."""
+    leaving = name.startswith("release")
+    code = 0
+    while code != EXIT_CODE:
+        await replica.start(BEARINGS_FAILPOINTS=f"{name}=exit@{passes}")
+        # It may die before it is ready: the other has work enough for it.
+        while not replica.ended.done() and not await replica.answers():
+            await asyncio.sleep(0.02)
+        while not replica.ended.done():
+            await scene.provoke(replica.url, name)
+            await asyncio.wait({replica.ended}, timeout=0.3)
+            # A replica gives back what it holds when it is told to stop: if it holds something whose
+            # step does not end with the reply. What else it does then is no pass of the point.
+            if leaving and not replica.ended.done() and await _holds(scene, replica):
+                replica.signal(signal.SIGTERM)
+                await replica.ended
+        code = replica.ended.result()
+        if code not in {0, EXIT_CODE}:
+            scene.history.violation(f"a replica that was to die at {name} ended with {code}")
+            return
+
+
+async def _holds(scene: Scene, replica: Replica) -> bool:
+    return bool(await scene.database.all(_HELD, {"owner": f"{replica.name}:%"}))
 
 
 async def hold(scene: Scene, count: int) -> None:

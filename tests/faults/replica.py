@@ -13,13 +13,14 @@ import signal
 import sys
 import types
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from app import bootstrap, cli
 from app.adapters.postgres import leases
 from app.adapters.postgres.database import Database
 from app.core.errors import Fenced
-from app.engine import lease
+from app.engine import failpoints, lease, worker
 from app.ports.models import ToolSchema
 from app.ports.tools import TextChunk, Tool, ToolCall, ToolChunk
 from tests.faults import controls
@@ -30,17 +31,19 @@ POOLS: list[Database] = []
 class Count:
     """A tool that must not run twice: each effect is a line in a file that no crash takes back."""
 
-    schema = ToolSchema(
-        "Count",
-        "Counts.",
-        {
-            "type": "object",
-            "properties": {"seconds": {"type": "number"}},
-            "required": ["seconds"],
-        },
-    )
     concurrent = True
     idempotent = False
+
+    def __init__(self, name: str) -> None:
+        self.schema = ToolSchema(
+            name,
+            "Counts.",
+            {
+                "type": "object",
+                "properties": {"seconds": {"type": "number"}},
+                "required": ["seconds"],
+            },
+        )
 
     async def run(self, call: ToolCall) -> AsyncGenerator[ToolChunk, None]:
         seconds = float(str(call.arguments["seconds"]))
@@ -66,7 +69,7 @@ def _add_tool() -> None:
 
     def prepare(self: bootstrap.Workshop, *args: Any, **more: Any) -> None:
         begin(self, *args, **more)
-        tools: list[Tool] = [Count()]
+        tools: list[Tool] = [Count("Count"), Count("Careful")]
         self.groups["effects"] = tools
 
     bootstrap.Workshop.__init__ = prepare
@@ -75,10 +78,15 @@ def _add_tool() -> None:
 def _name_owners() -> None:
     """Let a lease say which replica holds it, and note each write that the fence refused."""
     claim, append = leases.PostgresLeases.claim, leases.PostgresLeases.append
+    offer = worker.Worker.offer
     name = os.environ["FAULTS_NAME"]
 
     async def named(self: leases.PostgresLeases, *, owner: str, **more: Any) -> Any:
         return await claim(self, owner=f"{name}:{owner}", **more)
+
+    def offered(self: worker.Worker, session_id: str) -> Any:
+        taker = offer(self, session_id)
+        return None if taker is None else replace(taker, owner=f"{name}:{taker.owner}")
 
     async def noted(self: leases.PostgresLeases, held: Any, batch: Any, **more: Any) -> Any:
         try:
@@ -89,6 +97,7 @@ def _name_owners() -> None:
             raise
 
     leases.PostgresLeases.claim = named
+    worker.Worker.offer = offered
     leases.PostgresLeases.append = noted
 
 
@@ -131,6 +140,9 @@ def main() -> None:
         _stop_the_clock()
     for name in os.environ.get("FAULTS_CONTROL", "").split():
         controls.CONTROLS[name]()
+    if os.environ.get("BEARINGS_FAILPOINTS"):
+        # The service was imported before the variable was there.
+        failpoints._points = failpoints.Failpoints(os.environ["BEARINGS_FAILPOINTS"])
     cli.app(["serve", "--no-tour"])
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from app.adapters.postgres.database import Database
 from tests.faults.fleet import Replica, free_port, nursery
+from tests.faults.generator import LOAD, Generator, Load
 from tests.faults.history import History
 from tests.faults.http import Client
 from tests.faults.model import Model, model_server
-from tests.faults.nemesis import Scene
+from tests.faults.nemesis import GRACE_SECONDS, Scene
 from tests.faults.postgres import Postgres
 from tests.faults.relay import Relay, relaying
 
@@ -27,8 +28,8 @@ class World:
     scene: Scene
     model: Model
     client: Client
+    generator: Generator
     folder: Path
-    database_url: str
 
     @property
     def replicas(self) -> list[Replica]:
@@ -56,6 +57,7 @@ async def world(
     ttl: float = TTL_SECONDS,
     relayed: bool = False,
     start: bool = True,
+    load: Load = LOAD,
     **environment: str,
 ) -> AsyncIterator[World]:
     """Start everything on a database of its own.
@@ -67,6 +69,7 @@ async def world(
         ttl: Of leases, in seconds.
         relayed: Whether a relay stands between each replica and the database.
         start: Whether the replicas are started.
+        load: The traffic, when there is some.
         **environment: Of the replicas.
 
     Yields:
@@ -97,7 +100,7 @@ async def world(
                 "BEARINGS_MODEL": "openai:faults",
                 "BEARINGS_MODEL_BASE_URL": model.base_url,
                 "BEARINGS_LEASE_TTL": str(ttl),
-                "BEARINGS_DRAIN_GRACE": "5",
+                "BEARINGS_DRAIN_GRACE": str(GRACE_SECONDS),
             }
             fleet.append(Replica(f"r{at}", port, folder / f"r{at}.log", own | environment, born))
         client = Client([replica.url for replica in fleet], history, chance)
@@ -105,5 +108,6 @@ async def world(
         if start:
             await asyncio.gather(*[replica.start() for replica in fleet])
             await asyncio.gather(*[replica.ready() for replica in fleet])
-        scene = Scene(fleet, relays, postgres, database, history, chance, ttl)
-        yield World(scene, model, client, folder, url)
+        generator = Generator(client, history, load)
+        scene = Scene(fleet, relays, postgres, database, history, chance, ttl, generator.provoke)
+        yield World(scene, model, client, generator, folder)

@@ -45,7 +45,7 @@ class Recorder:
         self.emit(event)
         self.parked = True
 
-    async def end(self, event: ReplyEndEvent) -> bool:
+    async def end(self, event: ReplyEndEvent, *, withdrawn: bool) -> bool:
         if self.steering:
             return False
         self.emit(event)

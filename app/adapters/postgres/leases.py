@@ -79,7 +79,6 @@ _RENEW = f"""
 UPDATE sessions SET lease_until = clock_timestamp() + make_interval(secs => :ttl)
 {HELD} RETURNING next_seq AS base, {WANTED}, false AS released
 """
-_LOOK = f"SELECT next_seq AS base, {WANTED}, false AS released FROM sessions {HELD}"
 _RELEASE = f"""
 UPDATE sessions SET owner = '',
   lease_until = clock_timestamp() + make_interval(secs => :pause)
@@ -190,8 +189,8 @@ class PostgresLeases:
             values |= values_of(batch, shape) | {"tenant": lease.tenant}
             row = await self._database.first(statement(shape), values)
             if row is None and shape.ends:
-                # Lost, or there is more to do: the lease alone tells.
-                row = await self._database.first(_LOOK, values)
+                # Lost, or there is more to do: the lease alone tells, and goes on.
+                row = await self._database.first(_RENEW, values)
                 if row is not None:
                     return Appended(base=row.base, wanted=_wanted(row), refused=True)
         if row is None:
