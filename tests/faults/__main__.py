@@ -112,7 +112,7 @@ async def main() -> int:
             measure = MEASURES[name]
             sizes = measure.short if given.short else measure.long
             measured = await take(measure, postgres, seed=given.seed, sizes=sizes, keep=given.keep)
-            values = "; ".join(f"{name}: {value:,}" for name, value in measured.values.items())
+            values = "; ".join(f"{name}: {value}" for name, value in measured.values.items())
             print(f"\n{name}, seed {measured.seed}: {values}", end="")
             wrong = f"violations: {len(measured.violations)}; known: {len(measured.known)}"
             print(f"; {wrong}; {measured.seconds:.0f} s", flush=True)

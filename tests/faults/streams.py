@@ -1,4 +1,4 @@
-"""What many readers, rude readers and slow readers do to the service, measured."""
+"""What many, rude and slow readers do to the service, and many writers to one session, measured."""
 
 import asyncio
 import hashlib
@@ -7,13 +7,15 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from app.adapters.postgres.sessions import PostgresSessions
 from tests.faults.checker import Found, check, until_idle
 from tests.faults.fleet import Replica
 from tests.faults.generator import Load
@@ -26,6 +28,7 @@ from tests.faults.readers import Reader
 from tests.faults.relay import LOST, relaying
 from tests.faults.scenarios import p99, settle
 from tests.faults.world import TTL_SECONDS, World, world
+from tests.support.checker import TENANT
 
 HELD_SECONDS = 2.0
 QUICK_SECONDS = 0.5
@@ -317,6 +320,81 @@ async def one_key(made: World, sizes: dict[str, int]) -> dict[str, Any]:
     return {"keys": sizes["rounds"], "clients": sizes["clients"], "replies": len(replies)}
 
 
+async def double_texts(made: World, sizes: dict[str, int]) -> dict[str, Any]:
+    """Send to one session from clients of every replica, each before the others are answered."""
+    values: dict[str, Any] = {"clients": sizes["clients"]}
+    for policy in POLICIES:
+        session = await made.generator.session()
+        left = iter(range(sizes["messages"]))
+        begun = len(made.history.submissions)
+
+        async def one(
+            url: str, session: str = session, policy: str = policy, left: Iterator[int] = left
+        ) -> None:
+            for number in left:
+                await _double_text(made, session, f"m{policy}{number}", policy, url)
+
+        async with asyncio.TaskGroup() as group:
+            for at in range(sizes["clients"]):
+                group.create_task(one(made.replicas[at % len(made.replicas)].url))
+        await until_idle(made.database, seconds=30)
+        values[policy] = await _kept(made, session, made.history.submissions[begun:])
+    return values
+
+
+POLICIES = ("enqueue", "reject", "interrupt", "rollback", "steer")
+
+
+async def _double_text(made: World, session: str, name: str, policy: str, url: str) -> None:
+    """Send a message and wait for its answer, or until it is refused; with a key, so never twice."""
+    chance = made.scene.chance
+    wish = Wish(name, rounds=chance.randint(0, 1), chunks=2, pause_ms=chance.randint(0, 10))
+    submission = made.history.sent(session, wish.text, f"key-{name}")
+    submission.on_busy = policy
+    while True:
+        answer = await made.client.ask(
+            "POST",
+            f"/v1/sessions/{session}/messages",
+            {"content": wish.text, "on_busy": policy},
+            url=url,
+            Idempotency_Key=f"key-{name}",
+            Prefer="wait=7",
+        )
+        if answer is not None and answer.status in {200, 202}:
+            submission.replies.add(answer.body["reply_id" if answer.status == 202 else "id"])
+            return
+        if answer is not None and answer.status == 409 and policy == "reject":
+            submission.refused = True
+            return
+        if answer is not None:
+            made.history.violation(f"7: {submission} was answered {answer}")
+            return
+
+
+async def _kept(made: World, session: str, sent: list[Submission]) -> str:
+    """Ask that no update is lost: each accepted message is in the conversation, and once."""
+    state, _ = await PostgresSessions(made.database).state(TENANT, session)
+    said = Counter(
+        block.text
+        for message in state.context
+        if message.role == "user"
+        for block in message.content
+        if block.type == "text"
+    )
+    for each in sent:
+        if said[each.text] != each.accepted:
+            made.history.violation(f"5: {each} is {said[each.text]} times in the conversation")
+    replies = await made.database.all(_ENDED, {"id": session})
+    ended = ", ".join(f"{row.count:,} {row.reason}" for row in replies)
+    return f"{sum(each.accepted for each in sent):,} of {len(sent):,} accepted ({ended})"
+
+
+_ENDED = """
+SELECT finished_reason AS reason, count(*) AS count FROM replies WHERE session_id = :id
+GROUP BY finished_reason ORDER BY finished_reason
+"""
+
+
 async def told_to_stop(made: World, sizes: dict[str, int]) -> dict[str, Any]:
     """Tell a replica to stop with streams open and replies under way; others go on at once."""
     leaving = made.replicas[0]
@@ -430,6 +508,13 @@ MEASURES = {
             ttl=20,
         ),
         Measure("one-key", one_key, {"clients": 50, "rounds": 1}, {"clients": 50, "rounds": 20}),
+        Measure(
+            "double-texts",
+            double_texts,
+            {"clients": 8, "messages": 40},
+            {"clients": 16, "messages": 1_000},
+            replicas=2,
+        ),
         Measure(
             "told-to-stop",
             told_to_stop,
