@@ -131,6 +131,11 @@ class Wakeups:
         if self._signals is not None:
             self._signals.send("grown", session_id)
 
+    def deleted(self, session_id: str) -> None:
+        """Let readers of a session that is no more go; those of other replicas find out themselves."""
+        self._let_go(session_id)
+        self.grown(session_id)
+
     def call_worker(self, session_id: str) -> None:
         """Wake a worker for a session that has something to do, here and elsewhere."""
         self._want(session_id)
@@ -192,10 +197,7 @@ class Wakeups:
         for session_id in watched:
             position = positions.get(session_id)
             if position is None:
-                self.recent.forget(session_id)
-                for watch in self._watches.get(session_id, {}).values():
-                    watch.gone = True
-                    watch.wake(stale=True)
+                self._let_go(session_id)
                 continue
             # Every reader that was there when the number was seen last has been told of it; one that
             # came later has looked in the store itself.
@@ -204,6 +206,12 @@ class Wakeups:
             if position.interrupt and (held := self._running.get(session_id)):
                 held(position.interrupt, withdraw=position.withdraw)
         self._seen = {each: position.last_seq for each, position in positions.items()}
+
+    def _let_go(self, session_id: str) -> None:
+        self.recent.forget(session_id)
+        for watch in self._watches.get(session_id, {}).values():
+            watch.gone = True
+            watch.wake(stale=True)
 
     def _wake(self, session_id: str, *, stale: bool) -> None:
         for watch in self._watches.get(session_id, {}).values():

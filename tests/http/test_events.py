@@ -188,7 +188,8 @@ async def test_a_stream_ends_when_its_session_is_deleted(service: Service) -> No
     async with service.client.stream("GET", f"/v1/sessions/{session}/events") as answer:
         lines = answer.aiter_lines()
         assert await anext(lines) == "retry: 1000"
-        await service.client.delete(f"/v1/sessions/{session}")
+        deleted = await service.client.delete(f"/v1/sessions/{session}")
+        assert deleted.status_code == 204, deleted.text
         async with asyncio.timeout(10):
             rest = [line async for line in lines]
 

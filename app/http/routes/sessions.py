@@ -132,7 +132,7 @@ async def change(
 async def delete(session_id: str, engine: EngineParts, caller: CurrentCaller) -> None:
     """Delete a session with everything in it; a reply that is being written stops."""
     await engine.sessions.delete(caller.tenant, session_id)
-    engine.wakeups.grown(session_id)
+    engine.wakeups.deleted(session_id)
 
 
 def _contained(text: str) -> JsonObject:
