@@ -4,6 +4,7 @@ Types and fields are AgentScope 2.0's, with a few of ours beside them. An event'
 the log and is not part of the event; fields at their default are left out on the wire.
 """
 
+from functools import cache
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
@@ -22,6 +23,12 @@ from app.core.messages import (
 from app.core.values import JsonObject, Timestamp, Value
 
 
+@cache
+def _defaults(kind: type["_Event"]) -> list[tuple[str, object]]:
+    fields = kind.model_fields.items()
+    return [(name, field.default) for name, field in fields if not field.is_required()]
+
+
 class _Event(Value):
     TYPE: ClassVar[str]
 
@@ -31,11 +38,10 @@ class _Event(Value):
 
     def encode(self) -> bytes:
         """Write the event as one line of JSON: its type first, no nulls, no fields at their default."""
-        left_out = {"type"} | {
-            name
-            for name, field in type(self).model_fields.items()
-            if getattr(self, name) == field.default
-        }
+        left_out = {"type"}
+        for name, default in _defaults(type(self)):
+            if getattr(self, name) == default:
+                left_out.add(name)
         rest = self.model_dump_json(exclude=left_out, exclude_none=True).encode()
         head = b'{"type":"' + self.TYPE.encode() + b'"'
         return head + (b"}" if rest == b"{}" else b"," + rest[1:])

@@ -1,7 +1,7 @@
 """Holds a session: records what happens under its fence, and notices when the session is lost."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -65,6 +65,9 @@ RETRY_SECONDS = 0.2
 LINGER_SECONDS = 0.005
 """How long a preamble waits for the model's first word, to be one write with it."""
 
+MERGE_TURNS = 2
+"""Turns of the loop before a write, in which what is at hand gets to it: a short answer and its end."""
+
 
 class LeasedJournal:
     """The record of a session that this process holds.
@@ -85,6 +88,7 @@ class LeasedJournal:
         ttl: timedelta,
         wakeups: Wakeups,
         since: float,
+        on_release: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin to hold a session.
 
@@ -95,6 +99,7 @@ class LeasedJournal:
             ttl: How long the lease lasts without a write.
             wakeups: Told of what is written.
             since: When the claim was sent, by the loop's clock.
+            on_release: Called as the session is given back, before anybody else hears of it.
         """
         self.interrupted = asyncio.Event()
         self.draining = asyncio.Event()
@@ -107,7 +112,7 @@ class LeasedJournal:
         self.standing: Standing = loaded.standing
         self._leases, self._lease, self._ttl = leases, claim.lease, ttl
         self._wakeups = wakeups
-        self._since = since
+        self._since, self._on_release = since, on_release
         self._agent_version = claim.agent.version
         self._environment: Environment = claim.environment
         self._environment_version = claim.wanted.environment_version
@@ -241,6 +246,8 @@ class LeasedJournal:
                     await _wait(self._something, heartbeat)
                 if self._pending.events and not self._urgent.is_set():
                     await _wait(self._urgent, LINGER_SECONDS)
+                for _ in range(MERGE_TURNS):
+                    await asyncio.sleep(0)
                 self._something.clear()
                 self._urgent.clear()
                 async with asyncio.timeout_at(confirmed + patience):
@@ -296,6 +303,8 @@ class LeasedJournal:
         self.checkpoints += pending.checkpoint is not None
         self.released = appended.released
         self.parked = any(isinstance(each, Parked) for each in pending.transitions)
+        if self.released:
+            self._on_release()
         if drafts:
             entries = [
                 LogEntry(appended.base + at, draft.type, draft.reply_id, draft.data)

@@ -50,8 +50,8 @@ class _Held:
     """A session that this worker holds."""
 
     claim: Claim
+    warm: _Warm
     journal: LeasedJournal
-    meter: Meter
 
 
 class Worker:
@@ -209,20 +209,12 @@ class Worker:
             since: When it was asked for, by the loop's clock: its lease began no sooner.
         """
         session_id = claim.lease.session_id
-        released = failed = False
+        held: _Held | None = None
+        failed = False
         try:
             warm = await self._standing(claim)
-            journal = LeasedJournal(
-                self._leases, claim, warm.loaded, ttl=self._ttl, wakeups=self._wakeups, since=since
-            )
-            if self._draining:
-                journal.draining.set()
-            try:
-                await self._hold(_Held(claim, journal, warm.meter), queued)
-            finally:
-                released = journal.released
-            if released:
-                self._keep_warm(claim, journal, warm)
+            held = self._held[session_id] = self._holding(claim, warm, since=since)
+            await self._hold(held, queued)
         except BearingsError as error:
             failed = True
             cause = error.__cause__
@@ -236,8 +228,39 @@ class Worker:
             failed = True
             log.exception("a reply broke off", session_id=session_id)
         finally:
-            if not released:
+            if held is not None:
+                self._let_go(held)
+            if held is None or not held.journal.released:
                 await self._give_back(claim, failed=failed)
+
+    def _holding(self, claim: Claim, warm: _Warm, *, since: float) -> _Held:
+        journal = LeasedJournal(
+            self._leases,
+            claim,
+            warm.loaded,
+            ttl=self._ttl,
+            wakeups=self._wakeups,
+            since=since,
+            on_release=lambda: self._released(held),
+        )
+        held = _Held(claim, warm, journal)
+        if self._draining:
+            journal.draining.set()
+        return held
+
+    def _released(self, held: _Held) -> None:
+        """Be ready to take a session again, before anybody hears that its reply has ended."""
+        self._keep_warm(held)
+        self._let_go(held)
+
+    def _let_go(self, held: _Held) -> None:
+        session_id = held.claim.lease.session_id
+        if self._held.get(session_id) is not held:
+            return
+        del self._held[session_id]
+        if session_id in self._asked_for:
+            self._asked_for.discard(session_id)
+            self._wakeups.call_worker(session_id)
 
     async def _hold(self, held: _Held, queued: Queued | None) -> None:
         """Write replies while the journal is written to the store beside them.
@@ -245,7 +268,6 @@ class Worker:
         When the session is lost, the step that is under way ends too: it may not act any longer.
         """
         session_id, journal = held.claim.lease.session_id, held.journal
-        self._held[session_id] = held
         recording = asyncio.create_task(journal.write())
         writing = asyncio.create_task(self._write_replies(held, queued))
         try:
@@ -262,11 +284,6 @@ class Worker:
             recording.cancel()
             writing.cancel()
             await asyncio.gather(recording, writing, return_exceptions=True)
-            if self._held.get(session_id) is held:
-                del self._held[session_id]
-            if session_id in self._asked_for:
-                self._asked_for.discard(session_id)
-                self._wakeups.call_worker(session_id)
 
     async def _write_replies(self, held: _Held, queued: Queued | None) -> None:
         claim, journal = held.claim, held.journal
@@ -276,7 +293,7 @@ class Worker:
                 journal.go_on(running.reply_id)
             await resume_reply(
                 self._bench(held, running),
-                held.meter,
+                held.warm.meter,
                 attempts=attempts,
                 tasks=running.tasks or NO_TASKS,
                 parked=running.parked,
@@ -289,7 +306,7 @@ class Worker:
             received = MessageReceivedEvent(reply_id=queued.reply_id, message=queued.message)
             apply(journal.standing, received)
             bench = self._bench(held, queued)
-            await write_reply(bench, held.meter, reply_id=queued.reply_id, attempts=attempts)
+            await write_reply(bench, held.warm.meter, reply_id=queued.reply_id, attempts=attempts)
             attempts, queued = 0, None
 
     def _bench(self, held: _Held, queued: Queued) -> Bench:
@@ -308,10 +325,11 @@ class Worker:
         loaded = await self._leases.load(claim)
         return _Warm(claim.state_version, loaded, Meter())
 
-    def _keep_warm(self, claim: Claim, journal: LeasedJournal, warm: _Warm) -> None:
-        loaded = dataclasses.replace(warm.loaded, standing=journal.standing, since=())
+    def _keep_warm(self, held: _Held) -> None:
+        claim, journal = held.claim, held.journal
+        loaded = dataclasses.replace(held.warm.loaded, standing=journal.standing, since=())
         version = claim.state_version + journal.checkpoints
-        self._warm[claim.lease.session_id] = _Warm(version, loaded, warm.meter)
+        self._warm[claim.lease.session_id] = _Warm(version, loaded, held.warm.meter)
         self._warm_messages += len(journal.standing.state.context)
         while (
             len(self._warm) > MOST_WARM_SESSIONS or self._warm_messages > MOST_WARM_MESSAGES

@@ -203,7 +203,7 @@ def answered(
     for submission in submissions:
         replies = asked.pop(submission.text, [])
         named = f"{session}: {submission.key or 'no key'}, {submission.text!r}"
-        if submission.refused and replies:
+        if submission.refused and submission.tries == 1 and replies:
             found.append(f"7: {named} was refused, and is answered by {replies}")
         if len(replies) > 1:
             found.append(f"7: {named} was accepted {len(replies)} times")

@@ -169,6 +169,7 @@ class Generator:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _send_once(self, submission: Submission, mode: str, *, url: str = "") -> bool:
+        submission.tries += 1
         path = f"/v1/sessions/{submission.session}/messages"
         body = {"content": submission.text, "on_busy": submission.on_busy}
         headers = {} if submission.key is None else {"Idempotency_Key": submission.key}

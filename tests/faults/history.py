@@ -15,8 +15,10 @@ class Submission:
     replies: set[str] = field(default_factory=set)
     """The replies that were acknowledged for it: one, if all is well."""
     on_busy: str = "enqueue"
+    tries: int = 0
+    """How often it was sent; each is refused or accepted by itself, one that got lost perhaps late."""
     refused: bool = False
-    """Whether it was refused because the session was busy."""
+    """Whether a try was refused because the session was busy."""
 
     @property
     def accepted(self) -> bool:

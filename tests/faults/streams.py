@@ -352,6 +352,7 @@ async def _double_text(made: World, session: str, name: str, policy: str, url: s
     submission = made.history.sent(session, wish.text, f"key-{name}")
     submission.on_busy = policy
     while True:
+        submission.tries += 1
         answer = await made.client.ask(
             "POST",
             f"/v1/sessions/{session}/messages",

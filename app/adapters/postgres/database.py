@@ -2,9 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -140,22 +141,8 @@ class Database:
         if self._pool is not None:
             self._pool.terminate()
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncGenerator[asyncpg.Connection, None]:
-        pool = await self._opened()
-        try:
-            connection = await pool.acquire(timeout=POOL_WAIT_SECONDS)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-            raise NotSent("The database is busy or out of reach.") from error
-        try:
-            yield connection
-        except asyncio.CancelledError:
-            # Giving it back would wait for the server to confirm that it stopped, for as long as it
-            # does not answer: and whoever is cancelled has no time left.
-            connection.terminate()
-            raise
-        finally:
-            await pool.release(connection)
+    def _connection(self) -> "_Lent":
+        return _Lent(self._opened)
 
     async def _opened(self) -> asyncpg.Pool:
         if self._pool is None:
@@ -175,6 +162,38 @@ class Database:
                         server_settings={} if self.pooler else SERVER_SETTINGS,
                     )
         return self._pool
+
+
+class _Lent:
+    """A connection of the pool, for the length of a block."""
+
+    _pool: asyncpg.Pool
+    _connection: asyncpg.Connection
+
+    def __init__(self, opened: Callable[[], Awaitable[asyncpg.Pool]]) -> None:
+        self._opened = opened
+
+    async def __aenter__(self) -> asyncpg.Connection:
+        self._pool = pool = await self._opened()
+        # With one at hand nobody waits, and a timer would cost more than the rest.
+        patience = {} if pool.get_idle_size() else {"timeout": POOL_WAIT_SECONDS}
+        try:
+            self._connection = connection = await pool.acquire(**patience)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            raise NotSent("The database is busy or out of reach.") from error
+        return connection
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None and issubclass(kind, asyncio.CancelledError):
+            # Giving it back would wait for the server to confirm that it stopped, for as long as it
+            # does not answer: and whoever is cancelled has no time left.
+            self._connection.terminate()
+        await self._pool.release(self._connection)
 
 
 Executor: TypeAlias = Transaction | Database
