@@ -1,6 +1,7 @@
 """The `bearings` command."""
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -58,6 +59,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        _collect_seldom()
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -70,6 +72,17 @@ class _Server(uvicorn.Server):
         if engine is not None:
             engine.ending.set()
         await super().shutdown(sockets)
+
+
+def _collect_seldom() -> None:
+    """Take what is there now out of the garbage collector's rounds, and let these be rarer.
+
+    Replies make many short-lived objects and few cycles. Measured with `make bench`, in pairs: about a
+    twelfth more replies per second at 16 sessions, nothing to be seen for one client.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def _leave(_number: int, _frame: object) -> None:

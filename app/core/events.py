@@ -7,7 +7,7 @@ the log and is not part of the event; fields at their default are left out on th
 from functools import cache
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter
 
 from app.core.messages import (
     Decision,
@@ -25,8 +25,11 @@ from app.core.values import JsonObject, Timestamp, Value
 
 @cache
 def _defaults(kind: type["_Event"]) -> list[tuple[str, object]]:
-    fields = kind.model_fields.items()
-    return [(name, field.default) for name, field in fields if not field.is_required()]
+    return [
+        (name, field.get_default(call_default_factory=True, validated_data={}))
+        for name, field in kind.model_fields.items()
+        if not field.is_required()
+    ]
 
 
 class _Event(Value):
@@ -34,7 +37,7 @@ class _Event(Value):
 
     id: str = ""
     created_at: Timestamp = ""
-    metadata: JsonObject = {}
+    metadata: JsonObject = Field(default_factory=dict[str, JsonValue])
 
     def encode(self) -> bytes:
         """Write the event as one line of JSON: its type first, no nulls, no fields at their default."""
@@ -94,7 +97,7 @@ class ReplyResumedEvent(_ReplyEvent):
 
     TYPE: ClassVar[str] = "REPLY_RESUMED"
     type: Literal["REPLY_RESUMED"] = "REPLY_RESUMED"
-    discard: list[str] = []
+    discard: list[str] = Field(default_factory=list[str])
     reason: Literal["recovered", "model_retried", "rolled_back"] = "recovered"
 
 

@@ -161,7 +161,7 @@ class ToolCallBlock(_Block):
     input: str
     """The arguments, as the JSON text that the model sent."""
     state: ToolCallState = "pending"
-    suggested_rules: Items[PermissionRule] = []
+    suggested_rules: Items[PermissionRule] = Field(default_factory=list[PermissionRule])
 
 
 class ToolResultBlock(_Block):
@@ -172,7 +172,7 @@ class ToolResultBlock(_Block):
     name: str
     output: str | Items[Content]
     state: ToolResultState = "running"
-    metadata: JsonObject = {}
+    metadata: JsonObject = Field(default_factory=dict[str, JsonValue])
 
 
 Block: TypeAlias = Annotated[
@@ -188,7 +188,7 @@ class Msg(Value):
     role: Role
     content: Items[Block]
     id: str = ""
-    metadata: JsonObject = {}
+    metadata: JsonObject = Field(default_factory=dict[str, JsonValue])
     created_at: Timestamp = ""
     usage: Usage | None = None
     finished_at: Timestamp | None = None
