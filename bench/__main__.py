@@ -18,7 +18,7 @@ import uvloop
 from app.adapters.postgres.embedded import EmbeddedPostgres
 from bench.measures import MEASURES, Setting
 from bench.processes import free_port, process
-from bench.report import Row, finished, headline, keep, machine, table
+from bench.report import Row, finished, grown, headline, keep, machine, newest, table
 from bench.targets import Bearings, Proxy, Target
 
 
@@ -92,6 +92,29 @@ async def _database(postgres_url: str, name: str) -> str:
     return f"{head.rpartition('/')[0]}/{name}?{options}"
 
 
+WATCHED = ("single", "many-16", "tokens-1", "tokens-16")
+"""The parts that have a watched quantity in their rows, but for the longer of a kind."""
+TRIES = 3
+"""Of a part whose quantity grew: the machine's moods pass, what the code costs stays."""
+
+
+async def watch() -> list[str]:
+    """Measure the watched quantities, and say which grew against the results kept last, each time."""
+    file, before = newest()
+    print(f"Against {file.name}", file=sys.stderr, flush=True)
+    left, told = list(WATCHED), dict[str, str]()
+    for _ in range(TRIES):
+        told, again = dict[str, str](), list[str]()
+        for name in left:
+            rows = await measure([name], short=True)
+            print(table(rows), flush=True)
+            found = grown(rows, before)
+            told |= found
+            again += [name] if found else []
+        left = again
+    return list(told.values())
+
+
 async def measure(names: list[str], *, short: bool) -> list[Row]:
     task = asyncio.current_task()
     assert task is not None
@@ -111,10 +134,18 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", choices=list(MEASURES), help="measure this; may be repeated"
     )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="only see whether CPU per reply or token grew by a quarter since the kept results",
+    )
     given = parser.parse_args()
     on = machine()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            if given.watch:
+                told = runner.run(watch())
+                sys.exit("\n".join(["Grown:", *told]) if told else 0)
             rows = runner.run(measure(given.only or list(MEASURES), short=given.short))
     except asyncio.CancelledError:
         sys.exit("Stopped; everything that was started is gone.")

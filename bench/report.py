@@ -15,6 +15,7 @@ from typing import Any
 from bench.processes import ROOT
 
 RESULTS = Path(__file__).parent / "results"
+MAY_GROW = 0.25
 TARGETS = ("bearings", "proxy", "proxy2")
 
 
@@ -39,6 +40,8 @@ class Row:
     unit: str
     rounds: Mapping[str, Sequence[float]]
     goal: Goal | None = None
+    watched: str | None = None
+    """The target against which this must not grow from one release to the next."""
 
     def value(self, target: str) -> float | None:
         """Return the median of a target's rounds."""
@@ -160,6 +163,37 @@ def keep(rows: Sequence[Row], on: Mapping[str, Any], *, form: str) -> Path:
     text = json.dumps(document, indent=1, ensure_ascii=False, default=str)
     file.write_text(text + "\n", encoding="utf-8")
     return file
+
+
+def newest() -> tuple[Path, dict[str, dict[str, float]]]:
+    """Return the results that were kept last, and in them each quantity's value by target.
+
+    Raises FileNotFoundError when none are kept.
+    """
+    files = sorted(RESULTS.glob("*.json"))
+    if not files:
+        raise FileNotFoundError(f"no results are kept in {RESULTS}")
+    document = json.loads(files[-1].read_text(encoding="utf-8"))
+    return files[-1], {
+        row["what"]: {target: row[target] for target in TARGETS if row[target] is not None}
+        for row in document["rows"]
+    }
+
+
+def grown(rows: Sequence[Row], before: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """Say of each watched quantity that grew by more than `MAY_GROW` against its yardstick how it did.
+
+    `before` has the values of the kept results. A quantity that they do not have is not compared.
+    """
+    told: dict[str, str] = {}
+    for row in rows:
+        was = before.get(row.what, {})
+        if row.watched is None or "bearings" not in was or row.watched not in was:
+            continue
+        now, then = row.ratio(row.watched), was["bearings"] / was[row.watched]
+        if now is not None and now > then * (1 + MAY_GROW):
+            told[row.what] = f"{row.what}: {now:.2f}x {row.watched}, and it was {then:.2f}x"
+    return told
 
 
 def finished(on: dict[str, Any]) -> dict[str, Any]:
