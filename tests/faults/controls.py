@@ -39,12 +39,18 @@ def serial_cursor() -> None:
     """Number events by a sequence before the session's row is locked: they no longer come in order."""
     with suppress(asyncpg.PostgresError):
         asyncio.run(_make_sequence(os.environ["BEARINGS_DATABASE_URL"]))
-    early = "WITH n AS MATERIALIZED (SELECT nextval('faults_serial') AS base), "
-    early += "z AS MATERIALIZED (SELECT base, pg_sleep(random() * 0.05) FROM n), s AS ("
+
+    def early(seconds: float) -> str:
+        return (
+            "WITH n AS MATERIALIZED (SELECT nextval('faults_serial') AS base), z AS MATERIALIZED "
+            f"(SELECT base, pg_sleep(random() * {seconds}) FROM n), s AS ("
+        )
+
+    # A message takes its number and then takes its time; a reply that is being written overtakes it.
     for name in ("_SUBMIT", "_SUBMIT_AND_TAKE"):
         late = "next_seq = greatest(s.next_seq, (SELECT base FROM z) + 100)"
         _edit(replies, name, "next_seq = s.next_seq + 1", late)
-        _edit(replies, name, "WITH s AS (", early)
+        _edit(replies, name, "WITH s AS (", early(0.3))
         _edit(replies, name, "s.next_seq - 1 AS seq", "(SELECT base FROM z) AS seq")
     write = appending.statement
 
@@ -55,7 +61,7 @@ def serial_cursor() -> None:
                 "next_seq = next_seq + :count",
                 "next_seq = greatest(next_seq, (SELECT base FROM z) + 100)",
             ),
-            ("WITH s AS (", early),
+            ("WITH s AS (", early(0.02)),
             ("next_seq - :count AS base", "(SELECT base FROM z) AS base"),
             ("head_seq = next_seq + ", "head_seq = (SELECT base FROM z) + "),
         ):
